@@ -4,6 +4,10 @@ Examples of a group, such as the questions about a document, are not independent
 score is a rule of what each example adds to it, with a weight for each example: how often the resample has it. So one
 function resamples every score, and systems that are compared on the same examples have the same resamples.
 
+The percentiles of resampled differences are too near to one another with few groups: of 6, where nothing changed, they
+miss 0 in 15 of 100 cases instead of 5. Therefore a difference has the wider of Student's interval and the studentized
+bootstrap's (Efron and Tibshirani 1993, chapter 12): the one holds for few groups, the other for skewed differences.
+
 Shapes: n rows, C columns, L labels, R resamples.
 """
 
@@ -15,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 from bert_cli.text import count
 
 RESAMPLES = 1000
-CONFIDENCE = 0.95
-BINS = 15  # of equal width, of probabilities
+TAILS = 0.025, 0.975  # of 95 %
 # Weights of resamples that are computed together: half a megabyte, which stays in a cache.
 AT_ONCE = 1 << 16
 Floats = npt.NDArray[np.float64]
@@ -104,7 +108,7 @@ def mean_of(values: npt.ArrayLike, groups: Sequence[Hashable] | None = None) -> 
 
 
 class Score(NamedTuple):
-    """A score, and the bounds between which it lies with a probability of CONFIDENCE; NaN for fewer than two groups."""
+    """A score, and the bounds between which it lies with a probability of 95 %; NaN for fewer than two groups."""
 
     value: float
     low: float
@@ -142,10 +146,14 @@ def describe(scores: Mapping[str, Score]) -> str:
 
 def resampled(sample: Sample, seed: int = 0) -> Floats:
     """Return the score of each resample [R]; those of samples with equally many groups draw the same groups."""
+    return _scores(sample, _draws(int(sample.examples.groups.max()) + 1, seed))
+
+
+def _scores(sample: Sample, counts: npt.NDArray[np.uint8]) -> Floats:
+    """Return the score of each row of counts [R, groups], which has each group as often."""
     owner = sample.examples.groups
-    counts = _draws(int(owner.max()) + 1, seed)
     rows = max(8, AT_ONCE // len(owner))
-    parts = (counts[first : first + rows, owner] for first in range(0, RESAMPLES, rows))
+    parts = (counts[first : first + rows, owner] for first in range(0, len(counts), rows))
     rule = RULES[sample.rule]
     return np.concatenate([rule(part.astype(np.float64), sample.columns) for part in parts])
 
@@ -163,6 +171,7 @@ def intervals(samples: Mapping[str, Sample]) -> dict[str, Score]:
 def difference(first: Sequence[Sample], second: Sequence[Sample], seed: int = 0) -> Score:
     """Return how much higher the first score is than the second, on the same examples, resampled together.
 
+    What each group adds comes from the score without it. With more groups than RESAMPLES the percentiles suffice.
     Each side is the mean of its systems, such as the seeds of a run. Rows that one of them lacks count for none.
     Raises ValueError for other examples.
     """
@@ -179,12 +188,32 @@ def difference(first: Sequence[Sample], second: Sequence[Sample], seed: int = 0)
         return sides[0] - sum(sides[1:])
 
     groups = int(examples.groups.max()) + 1
-    low = high = math.nan
-    if groups > 1:
-        tail = (1.0 - CONFIDENCE) / 2
-        low, high = np.quantile(of(lambda sample: resampled(sample, seed)), [tail, 1.0 - tail])
     value = float(of(lambda sample: sample.value))
+    low = high = math.nan
+    if second and 1 < groups <= RESAMPLES:
+        others = 1 - np.eye(groups, dtype=np.uint8)
+        added = groups * value - (groups - 1) * of(lambda sample: _scores(sample, others))
+        low, high = np.array(mean_bounds(added, seed)) + value - added.mean()
+    elif groups > 1:
+        low, high = np.quantile(of(lambda sample: resampled(sample, seed)), TAILS)
     return Score(value, float(low), float(high), examples.size, groups)
+
+
+def mean_bounds(values: Floats, seed: int = 0) -> tuple[Floats, Floats]:
+    """Return the bounds [...] of the mean of values [..., groups]: the wider of Student's and the bootstrap's."""
+    groups = values.shape[-1]
+    mean = values.mean(-1)
+    centred = values - mean[..., None]
+    draws = _draws(groups, seed).T / groups
+    shifts = centred @ draws
+    variances = centred**2 @ draws - shifts**2
+    # Of equal values there is no variance but for rounding, and such a resample says nothing.
+    least = 1e-9 * centred.var(-1)[..., None]
+    ratios = _divided(shifts, np.sqrt(np.where(variances > least, variances, 0.0)))
+    below, above = np.quantile(np.sqrt(groups) * ratios, TAILS, axis=-1)
+    usual = stdtrit(groups - 1, TAILS[1])
+    error = values.std(-1, ddof=1) / np.sqrt(groups)
+    return mean - np.maximum(usual, above) * error, mean + np.maximum(usual, -below) * error
 
 
 @lru_cache(maxsize=4)
@@ -233,20 +262,9 @@ def _spearman(weights: Floats, columns: Floats) -> Floats:
     return _correlation(weights, *(_ranks(weights, column) for column in columns.T))
 
 
-def _calibration_error(weights: Floats, columns: Floats) -> Floats:
-    """Return how far the mean probability and the accuracy of a bin are apart, on average over all rows.
-
-    The columns are the probability of an answer, and whether it is right (Guo et al. 2017, equation 3).
-    """
-    bins = np.clip(np.ceil(columns[:, 0] * BINS).astype(int) - 1, 0, BINS - 1)
-    gaps = np.eye(BINS)[bins] * (columns[:, 1:] - columns[:, :1])
-    return np.abs(weights @ gaps).sum(1) / weights.sum(1)
-
-
 RULES: Mapping[str, Callable[[Floats, Floats], Floats]] = {
     "ratio": _ratio,
     "macro_f1": _macro_f1,
-    "calibration_error": _calibration_error,
     "pearson": _pearson,
     "spearman": _spearman,
 }

@@ -16,6 +16,7 @@ from bert_cli.statistics import (
     identify,
     interval,
     linked,
+    mean_bounds,
     mean_of,
     resampled,
     sample_of,
@@ -82,6 +83,49 @@ def test_systems_are_compared_in_the_same_resamples():
     np.testing.assert_allclose(seeds[:3], (0.2, 0.2, 0.2))
     with pytest.raises(ValueError, match="other examples"):
         difference([mean_of(VALUES)], [mean_of(VALUES[1:])])
+
+
+SHAPES = {
+    "normal": lambda random, size: random.normal(size=size),
+    "skewed": lambda random, size: random.exponential(size=size) - 1,
+    "heavy-tailed": lambda random, size: random.standard_t(3, size=size),
+    "mostly zero": lambda random, size: random.choice([-1.0, *[0.0] * 8, 1.0], size=size),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_where_nothing_changed_five_of_a_hundred_intervals_of_a_difference_miss_zero(shape):
+    """Of 1,500 intervals three standard errors more than 5 % may miss it, and of symmetric gains half on each side."""
+    drawn = np.random.default_rng(0)
+    tests = 1500
+    for groups in (6, 10, 20, 60):
+        low, high = mean_bounds(SHAPES[shape](drawn, (tests, groups)))
+        better, worse = np.mean(low > 0), np.mean(high < 0)
+        assert better + worse < 0.05 + 3 * np.sqrt(0.05 * 0.95 / tests), (groups, better, worse)
+        if shape != "skewed":
+            assert max(better, worse) < 0.025 + 3 * np.sqrt(0.025 * 0.975 / tests), groups
+        if shape == "normal":  # and it is no wider than it must be
+            assert better + worse > 0.02, groups
+            low, _ = mean_bounds(SHAPES[shape](drawn, (tests, groups)) + 1.0)
+            assert np.mean(low > 0) > {6: 0.25, 10: 0.65, 20: 0.97, 60: 0.999}[groups]
+
+
+def test_a_difference_is_that_of_what_each_group_adds():
+    groups = [n // 8 for n in range(80)]
+    gains = (VALUES - OTHERS).reshape(10, 8).mean(1)
+    found = difference([mean_of(VALUES, groups)], [mean_of(OTHERS, groups)])
+    np.testing.assert_allclose(found[1:3], mean_bounds(gains))
+    student = stats.ttest_1samp(gains, 0.0).confidence_interval(0.95)
+    assert found.low <= student.low + 1e-9 and found.high >= student.high - 1e-9
+    for rule, (*columns, _) in RULES.items():
+        sides = [sample_of(identify(range(80)), rule, *part) for part in (columns, columns[::-1])]
+        by_student = difference(sides[:1], sides[1:])
+        resampled_gains = resampled(sides[0]) - resampled(sides[1])
+        low, high = np.quantile(resampled_gains, [0.025, 0.975])
+        spread = high - low + 1e-9
+        assert (
+            abs(by_student.low - low) < 0.4 * spread and abs(by_student.high - high) < 0.4 * spread
+        )
 
 
 def test_a_row_that_a_system_lacks_counts_for_none_of_the_compared():

@@ -19,13 +19,14 @@ from bert_cli.data.finetune.tables import Column
 from bert_cli.data.io.rows import listed
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.files import read_json
-from bert_cli.statistics import Examples, Sample, interval, sample_of
+from bert_cli.statistics import Examples, Sample, sample_of
 from bert_cli.text import count
 
 DECISION = "decision.json"
 USUAL_THRESHOLD = 0.5
 BOUNDS = np.log([0.05, 20.0])  # of the temperature
 LEAST = 50  # texts: the temperature of fewer is worse than none, and fewer show nothing of single levels
+BINS = 15  # of equal width, of probabilities
 LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 RARE = 0.2  # of the share that a label has where all are equally frequent
 ClassWeights = Literal["balanced"] | Mapping[str, float]
@@ -189,18 +190,46 @@ def best_temperature(logits: Floats, labels: Column) -> float:
     return float(np.exp(optimum.x))
 
 
-def describe_calibration(temperature: float, after: Sample, before: Sample) -> str:
+def calibration_error(probability: Floats, is_right: Column) -> float:
+    """Return how far the mean probability and the accuracy of a bin are apart: the root of the mean square over texts.
+
+    A bin of a few texts has a gap by chance, whose mean square is subtracted: otherwise no model would be calibrated
+    (Kumar et al. 2019, "Verified Uncertainty Calibration", section 4). A bin of one text says nothing.
+    """
+    bins = np.clip(np.ceil(probability * BINS).astype(int) - 1, 0, BINS - 1)
+    columns = (np.bincount(bins, of, BINS) for of in (None, is_right, probability))
+    sizes, right, sums = np.stack([*columns])[:, np.bincount(bins, minlength=BINS) > 1]
+    accuracy = right / sizes
+    chance = accuracy * (1.0 - accuracy) / (sizes - 1)
+    squares = sizes * (np.square(accuracy - sums / sizes) - chance)
+    return float(np.sqrt(max(0.0, squares.sum() / max(1, sizes.sum()))))
+
+
+def kept_decision(decision: Decision, logits: Floats, labels: Column) -> Decision:
+    """Return the decision, or none where the temperature does not lower the error of texts that did not choose it."""
+    after, before = _errors(decision, logits, labels)
+    return decision if after < before else Decision()
+
+
+def describe_calibration(decision: Decision, logits: Floats, labels: Column) -> str:
     """Return the calibration errors of answers at a temperature and without, and how many are answered how well."""
-    error = interval(after)
-    first = f"calibration error {error:.4f} at temperature {temperature:.4f}"
-    if error.n < LEAST:
-        return f"{first}; n {error.n:,}"
-    probability, is_right = after.columns.T
-    lines = [f"{first}, {interval(before):.4f} without; n {error.n:,}"]
-    lines.append("none below  answered  accuracy")
+    after, before = _errors(decision, logits, labels)
+    first = f"calibration error {after:.4f} at temperature {decision.temperature:.4f}"
+    if len(labels) < LEAST:
+        return f"{first}; n {len(labels):,}"
+    lines = [f"{first}, {before:.4f} without; n {len(labels):,}", "none below  answered  accuracy"]
+    probability = confidences(logits, decision.temperature)
+    is_right = logits.argmax(1) == labels
     for level in LEVELS:
         answered = probability >= level
         if answered.any():
             accuracy = is_right[answered].mean()
             lines.append(f"{level:10.2f}  {answered.mean():8.1%}  {accuracy:8.4f}")
     return "\n".join(lines)
+
+
+def _errors(decision: Decision, logits: Floats, labels: Column) -> list[float]:
+    """Return the calibration errors with the temperature and without."""
+    is_right = logits.argmax(1) == labels
+    temperatures = decision.temperature, 1.0
+    return [calibration_error(confidences(logits, each), is_right) for each in temperatures]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.finetune.features import Features, Numbers, PackReader
+from bert_cli.data.finetune.simple import unit_scale
 from bert_cli.data.finetune.tables import Column
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.architectures import ARCHITECTURES
@@ -99,7 +100,7 @@ def regression(vectors: npt.NDArray[Any], labels: Column) -> dict[str, npt.NDArr
     from sklearn.linear_model import LogisticRegression  # takes a second
     from threadpoolctl import threadpool_limits
 
-    scale = np.mean(np.sum(np.square(vectors), 1)) ** -0.5
+    scale = unit_scale(vectors)
     with threadpool_limits(1):
         method = LogisticRegression(max_iter=1000).fit(scale * vectors, labels)
     values = {"kernel": scale * method.coef_.T, "bias": method.intercept_}

@@ -27,6 +27,7 @@ from bert_cli.data.finetune.labels import (
     decide,
     describe_calibration,
     describe_rare,
+    kept_decision,
     label_counts,
     read_decision,
     scores_of_labels,
@@ -45,18 +46,19 @@ from bert_cli.data.finetune.tables import (
 from bert_cli.data.io.rows import listed
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_error, print_line
-from bert_cli.statistics import Sample, sample_of
+from bert_cli.statistics import Sample
 from bert_cli.tasks.finetune.few import of_pairs
 from bert_cli.tasks.run import finetune, models
+from bert_cli.tasks.run.opened import Input
 from bert_cli.tasks.run.task import Floats, Logits, Result, Task, half_of
-from bert_cli.tasks.run.vectors import vectors_within
+from bert_cli.tasks.run.vectors import open_vectors
 from bert_cli.text import count
 
-FEW = 500  # training rows, below which vectors of the start are a baseline
+# Training rows, below which vectors of the start are a baseline: they cost less than an epoch and one evaluation.
+FEW = 500
 METRICS = "accuracy", "macro_f1"  # of the user's table
 MOST_PRINTED = 12  # labels of a printed table; files have all
 MOST_CONFUSED = 1000  # labels of a written confusion matrix
-SECONDS = 10.0  # for these vectors
 PUBLISHED_LABELS = {
     "tnews": tuple(str(label) for label in range(100, 117) if label not in (105, 111)),
     "iflytek": tuple(str(label) for label in range(119)),
@@ -157,7 +159,8 @@ def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[st
 def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits: Logits) -> Result:
     """Return the scores of the answers to the held-out texts, by the `stored` decision or one that half of them choose.
 
-    Only what is written is kept of the logits, which may be larger than the model.
+    The other half keeps the temperature or not, which changes no answer. Only what is written is kept of the logits,
+    which may be larger than the model.
     """
     held_out = sets["validation"]
     values = logits["validation"]
@@ -167,7 +170,7 @@ def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits:
     assert labels is not None and names is not None
     decision, answers = _decided(held_out, values, stored)
     reported = half_of(examples, choosing=False)
-    calibration: list[Sample] = []
+    calibration = ""
     probabilities = None
     if labels.ndim == 2:
         title = f"labels of {reported.sum():,} texts"
@@ -184,10 +187,10 @@ def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits:
         axes = {"labels": list(names), "rows": "true label", "columns": "predicted"}
         file = "confusion.json"
         lines = [{**axes, "counts": counts}] if counts else []
+        if stored is None:
+            decision = kept_decision(decision, values[reported], labels[reported])
         probabilities = confidences(values, decision.temperature)
-        for column in (probabilities, confidences(values)):
-            sample = sample_of(examples, "calibration_error", column, answers == labels)
-            calibration.append(sample.take(reported))
+        calibration = describe_calibration(decision, values[reported], labels[reported])
 
     def write(folder: Path, _: Logits) -> None:
         if lines:
@@ -195,7 +198,7 @@ def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits:
         else:
             print_line(f"{file} is not written: it would have {len(names):,} rows and columns")
         if calibration:
-            print_line(describe_calibration(decision.temperature, *calibration))
+            print_line(calibration)
         _write_predictions(folder, "validation", held_out, answers, probabilities)
 
     table = _table(title, header, rows) if len(names) <= MOST_PRINTED else ""
@@ -334,17 +337,14 @@ def _baselines(
         texts = [train.joined[row] for row in rows]
         inputs["words"] = texts, held_out
         if len(train) < FEW and source is not None:
-            vectors = vectors_within(SECONDS, source, [*held_out, *texts])
-            inputs["vectors of the start"] = np.split(vectors, [len(held_out)])[::-1]
-    for name, (learned, tested) in inputs.items():
-        if len(learned) == 0:
-            print_line(f"baseline, regression on {name}: not computed, it takes too long")
-            continue
-        note = "" if len(learned) == len(train) else f" of {len(learned):,} rows"
-        used = rows[: len(learned)]
-        each = None if weights is None else weights[used]
-        column = simple.by_regression(learned, labels[used], tested, each)
-        columns[f"regression on {name}{note}"] = column
+            every = [Input("texts", {"text": text}) for text in [*texts, *held_out]]
+            vectors, _ = open_vectors(source, warns=False).of_texts(every)
+            inputs["vectors of the start"] = vectors[: len(texts)], vectors[len(texts) :]
+        note = "" if len(rows) == len(train) else f" of {len(rows):,} rows"
+        each = None if weights is None else weights[rows]
+        for name, (learned, tested) in inputs.items():
+            column = simple.by_regression(learned, labels[rows], tested, each)
+            columns[f"regression on {name}{note}"] = column
     ends = np.cumsum([len(sets[name]) for name in names])[:-1]
     results: dict[str, Result] = {}
     for name, column in columns.items():

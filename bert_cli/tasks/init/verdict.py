@@ -1,7 +1,7 @@
 """`bert verdict`: judge the model of a folder of `bert init` against its start.
 
 The documents of the test neither trained nor chose anything. The verdict is WIN or REGRESSION where the interval of the
-paired difference, by the bootstrap over documents, does not contain 0.
+paired difference over documents does not contain 0.
 """
 
 import math
@@ -103,19 +103,20 @@ def _measure(name: str, start: Sample, trained: Sample, *, is_low: bool = False)
 
 
 def _of_labels(out: Path) -> Iterator[Measure]:
-    """Yield the accuracy of a classifier beside each baseline that its run keeps, the best one first."""
+    """Yield the accuracy of a classifier beside each baseline of its run, first the best on the half that chooses."""
     trained = read_samples(out / "classifier").get("accuracy")
     if trained is None:
         return
-    samples: dict[str, Sample] = {}
+    starts: list[tuple[float, str, Sample]] = []
     for place in (out / "classifier").glob("baselines_*/*"):
         every = Result(read_samples(place))
+        choosing = every.half(choosing=True).scores["accuracy"]
         for result in (every, every.half(choosing=False)):
             sample = result.samples["accuracy"]
             if sample.examples.digest == trained.examples.digest:
-                samples[place.name] = sample
-    for name in sorted(samples, key=lambda name: -samples[name].value):
-        yield _measure(f"accuracy (start: {name})", samples[name], trained)
+                starts.append((choosing, place.name, sample))
+    for _, name, start in sorted(starts, key=lambda start: -start[0]):
+        yield _measure(f"accuracy (start: {name})", start, trained)
 
 
 # --- masked LM

@@ -351,10 +351,8 @@ def _report(order: FinetuneSettings, task: Task, scored: Sequence[Trained], rank
     if order.baselines and task.baselines and rank == 0:
         assert order.save_ckpt_path is not None
         baselines = kept_baselines(task, order.save_ckpt_path, scored[0].examples)
-        if task.halves:
-            baselines = {name: each.half(choosing=False) for name, each in baselines.items()}
         best = [trained.best for trained in scored]
-        warning = compare(results, baselines, task.best, best)
+        warning = compare(results, baselines, task.best, best, halves=task.halves)
     if len(results) > 1:
         _report_seeds(order, results, rank)
     else:

@@ -216,17 +216,29 @@ def kept_baselines(task: Task, folder: Path, trained_on: str) -> dict[str, Resul
 
 
 def compare(
-    models: Sequence[Result], baselines: Mapping[str, Result], best: str, saved: Sequence[Path] = ()
+    models: Sequence[Result],
+    baselines: Mapping[str, Result],
+    best: str,
+    saved: Sequence[Path] = (),
+    *,
+    halves: bool = False,
 ) -> str:
     """Print baselines, and write them into the cards of the `saved` checkpoints.
 
-    Return a warning if the mean of the models does not beat the best of them by a score, otherwise "".
+    Return a warning if the mean of the models does not beat the best of them by a score, otherwise "". With `halves`,
+    as of `Task`, one half chooses the best: on the half of the models' scores it would be the luckiest.
     """
+    choosing = baselines
+    if halves:
+        choosing, baselines = (
+            {name: result.half(choosing=side) for name, result in baselines.items()}
+            for side in (True, False)
+        )
     for name, result in baselines.items():
         print_line(f"baseline, {name}: {describe(result.intervals)}")
     sign = -1 if best.endswith("loss") else 1
     scored = [name for name in baselines if best in baselines[name].samples]
-    ranked = sorted(scored, key=lambda name: sign * baselines[name].intervals[best].value)
+    ranked = sorted(scored, key=lambda name: sign * choosing[name].samples[best].value)
     if not ranked:
         return ""
     sides = [[each.samples[best] for each in side] for side in (models, [baselines[ranked[-1]]])]

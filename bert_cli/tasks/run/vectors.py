@@ -3,7 +3,6 @@
 Shapes: B texts, S positions, D hidden size.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -17,7 +16,6 @@ from bert_cli.processes import print_error
 from bert_cli.tasks.run import models, opened
 from bert_cli.tasks.run.opened import (
     Columns,
-    Floats,
     Input,
     Opened,
     Predictor,
@@ -119,18 +117,6 @@ class Similarity(Embedding):
             row_of(inputs[n + 1].fields, {"similarity": exact(similarities[n])}, is_cut[n + 1])
             for n in best.tolist()
         ]
-
-
-def vectors_within(seconds: float, source: models.Source, texts: Sequence[str]) -> Floats:
-    """Return the vectors [n, D] of the first texts, of as many as the model reads in these seconds."""
-    ends = time.monotonic() + seconds
-    predictor = open_vectors(source, warns=False)
-    inputs = [Input("texts", {"text": text}) for text in texts]
-    vectors = [predictor.of_texts(inputs[:BATCH])[0]]
-    for first in range(BATCH, len(texts), BATCH):
-        if time.monotonic() < ends:
-            vectors.append(predictor.of_texts(inputs[first : first + BATCH])[0])
-    return np.concatenate(vectors)
 
 
 def check_dimensions(dimensions: int | None, source: models.Source) -> None:

@@ -12,7 +12,7 @@ from support.metrics import values
 from bert_cli.data.finetune import labels as of_texts
 from bert_cli.data.finetune.labels import Decision, best_thresholds, weights_of
 from bert_cli.errors import CheckpointError, ConfigError
-from bert_cli.statistics import identify, sample_of
+from bert_cli.statistics import identify
 
 NAMES = ("ham", "spam", "news")
 DRAW = np.random.default_rng(0)
@@ -160,42 +160,56 @@ def test_few_texts_or_texts_without_an_error_choose_no_temperature():
     assert of_texts.best_temperature(logits, logits.argmax(1)) == 1.0
 
 
-def test_the_calibration_error_is_that_of_scikit_learns_bins():
+def test_the_calibration_error_is_that_of_scikit_learns_bins_without_what_chance_adds():
     from sklearn.calibration import calibration_curve
 
     logits, labels = drawn_answers(700)
     probability, right = softmax(logits.astype(np.float64), 1).max(1), logits.argmax(1) == labels
-    sample = sample_of(identify(range(700)), "calibration_error", probability, right)
-    accuracy, mean = calibration_curve(right, probability, n_bins=15)
     counts, _ = np.histogram(probability, 15, (0.0, 1.0))
-    expected = np.sum(np.abs(accuracy - mean) * counts[counts > 0]) / 700
-    assert sample.value == pytest.approx(expected, abs=1e-12) and sample.value > 0.1
+    accuracy, mean = calibration_curve(right, probability, n_bins=15)
+    used = counts[counts > 0] > 1
+    accuracy, mean, counts = accuracy[used], mean[used], counts[counts > 1]
+    by_chance = accuracy * (1 - accuracy) / (counts - 1)
+    expected = np.average((accuracy - mean) ** 2 - by_chance, weights=counts) ** 0.5
+    found = of_texts.calibration_error(probability, right)
+    assert found == pytest.approx(expected, abs=1e-12) and found > 0.1
+
+
+def test_a_calibrated_model_has_no_calibration_error_on_average():
+    """Of 100 texts chance alone makes gaps of 0.1: their squares, and what is subtracted, have the same mean."""
+    draw = np.random.default_rng(0)
+    errors = []
+    for too_sure in [0.0] * 200 + [0.2] * 200:
+        probability = draw.uniform(0.4, 0.7, 100)
+        right = draw.random(100) < probability
+        errors.append(of_texts.calibration_error(probability + too_sure, right))
+    calibrated, other = np.split(np.array(errors), 2)
+    assert np.median(calibrated) < 0.02
+    assert np.sqrt(np.mean(other**2)) == pytest.approx(0.2, abs=0.01)
+
+
+def test_a_temperature_is_kept_only_if_it_lowers_the_error_where_it_was_not_chosen():
+    logits, labels = drawn_answers(400)
+    for temperature, kept in ((2.5, 2.5), (0.5, 1.0), (40.0, 1.0), (1.0, 1.0)):
+        decision = of_texts.kept_decision(Decision(temperature=temperature), logits, labels)
+        assert decision.temperature == kept
 
 
 def test_the_report_has_the_error_before_and_after_and_what_is_answered_how_well():
     logits, labels = drawn_answers(900)
-    examples = identify(range(900))
-    reported = np.arange(900) >= 400
-    temperature = of_texts.best_temperature(logits[~reported], labels[~reported])
-
-    def described(rows):
-        right = logits.argmax(1) == labels
-        sides = (of_texts.confidences(logits, each) for each in (temperature, 1.0))
-        samples = (sample_of(examples, "calibration_error", side, right) for side in sides)
-        return of_texts.describe_calibration(temperature, *(each.take(rows) for each in samples))
-
-    text = described(reported)
+    temperature = of_texts.best_temperature(logits[:400], labels[:400])
+    logits, labels = logits[400:], labels[400:]
+    text = of_texts.describe_calibration(Decision(temperature=temperature), logits, labels)
     first, _, *rows = text.splitlines()
-    after, *_, before, _, _, _ = map(float, re.findall(r"\d[\d.]*", first))
+    after, _, before, _ = map(float, re.findall(r"\d[\d.]*", first))
     assert after < 0.06 < 0.12 < before and first.endswith("without; n 500")
     table = np.array([[float(cell.strip("%")) for cell in row.split()] for row in rows])
-    probability = softmax(logits[reported] / temperature, 1).max(1)
-    right = logits[reported].argmax(1) == labels[reported]
+    probability = softmax(logits / temperature, 1).max(1)
+    right = logits.argmax(1) == labels
     for level, answered, accuracy in table:
         is_sure = probability >= level
         assert answered == pytest.approx(100 * is_sure.mean(), abs=0.051)
         assert accuracy == pytest.approx(right[is_sure].mean(), abs=5e-5)
-    reported[449:] = False
-    few = described(reported)
+    few = of_texts.describe_calibration(Decision(), logits[:49], labels[:49])
     assert re.fullmatch(r"calibration error .* at temperature [\d.]+; n 49", few)
     assert table[0, 1] == 100 and table[-1, 1] < 50 and table[-1, 2] > table[0, 2]

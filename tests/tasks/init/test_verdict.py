@@ -10,7 +10,7 @@ from bert_cli.cli import main
 from bert_cli.statistics import Score, difference, identify, sample_of
 from bert_cli.tasks.init import verdict
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.task import Result
+from bert_cli.tasks.run.task import Result, half_of
 from bert_cli.train import scores
 
 TEXTS = ["the good film was not a bad plot and it is very fine. " * 9, "bad music is awful. " * 20]
@@ -58,17 +58,19 @@ def test_frequencies_of_seen_tokens_fill_the_masks_instead_of_a_model(tmp_path):
     assert sample.value < verdict.bits_per_byte(source, TEXTS, 64).value
 
 
-def test_labels_are_judged_beside_the_best_baseline_on_the_reported_half(tmp_path):
+def test_labels_are_judged_on_half_of_the_texts_beside_the_best_baseline_of_the_other(tmp_path):
     examples = identify(range(40))
+    choosing = half_of(examples, choosing=True)
 
     def write(folder, right, is_half):
-        values = Result({"accuracy": sample_of(examples, "ratio", np.arange(40) < right, 1.0)})
+        values = Result({"accuracy": sample_of(examples, "ratio", right, 1.0)})
         values = values.half(choosing=False) if is_half else values
         folder.mkdir(parents=True)
         scores.write(folder, values.samples, values.intervals)
 
-    write(tmp_path / "classifier", 36, is_half=True)
-    for name, right in (("majority class", 10), ("regression on words", 24)):
+    write(tmp_path / "classifier", np.arange(40) < 36, is_half=True)
+    lucky = ~choosing & (np.arange(40) < 24)
+    for name, right in (("majority class", lucky), ("regression on words", choosing)):
         write(tmp_path / "classifier/baselines_0" / name, right, is_half=False)
     measures = list(verdict._of_labels(tmp_path))
     starts = ("regression on words", "majority class")

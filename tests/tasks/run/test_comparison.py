@@ -25,10 +25,10 @@ from bert_cli.data.finetune.embeddings import Retrieval, retrieval_of_pairs, ret
 from bert_cli.data.finetune.glue import TASKS
 from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.random import chooses
-from bert_cli.statistics import mean_of
+from bert_cli.statistics import identify, mean_of, sample_of
 from bert_cli.tasks.finetune import embed, texts
 from bert_cli.tasks.run import pretrain
-from bert_cli.tasks.run.task import Result, Scorer, Task, compare, kept_baselines
+from bert_cli.tasks.run.task import Result, Scorer, Task, compare, half_of, kept_baselines
 from bert_cli.train import history
 
 
@@ -97,6 +97,19 @@ def test_a_model_beats_the_best_baseline_if_the_interval_is_above_zero(
     assert ("does not beat the baseline 'best'" in warning) == (not beats)
 
 
+def test_the_half_that_is_not_reported_chooses_the_best_baseline(capsys):
+    examples = identify(range(40))
+    choosing = half_of(examples, choosing=True)
+    rights = {"good": choosing, "lucky": ~choosing & (np.arange(40) > 3), "model": ~choosing}
+    samples = {name: sample_of(examples, "ratio", right, 1) for name, right in rights.items()}
+    results = {name: Result({"accuracy": sample}) for name, sample in samples.items()}
+    model = results.pop("model").half(choosing=False)
+    assert compare([model], results, "accuracy", halves=True) == ""
+    out = capsys.readouterr().out
+    assert "beats the baseline 'good': its gain in accuracy is 1.0" in out
+    assert "baseline, good: accuracy 0.0000" in out
+
+
 def test_one_group_of_examples_proves_nothing(capsys):
     alone = mean_of([0.9, 0.8], ["a", "a"])
     baselines = {"usual": Result({"accuracy": mean_of([0.1, 0.2], ["a", "a"])})}
@@ -163,6 +176,22 @@ def test_each_development_set_is_scored_by_the_metrics_of_its_task():
         assert scores["accuracy_matched"] == accuracy_score(labels[:7], predicted[:7])
         mismatched = f1_score(1 - labels[4:9], predicted[4:9], zero_division=0.0)
         assert scores["f1_mismatched"] == pytest.approx(mismatched)
+
+
+@pytest.mark.parametrize(("size", "is_computed"), [(499, True), (500, False)])
+def test_vectors_of_the_start_are_a_baseline_of_all_of_few_rows(monkeypatch, size, is_computed):
+    """By the number of rows alone: a slow machine computes the same baselines."""
+
+    def of_texts(inputs):
+        return np.float32([[len(item.fields["text"])] for item in inputs]), None
+
+    monkeypatch.setattr(texts, "open_vectors", lambda *_, **__: SimpleNamespace(of_texts=of_texts))
+    labels = np.arange(size, dtype=np.int32) % 2
+    rows = [("long text" if label else "text", "second") for label in labels]
+    sets = {name: examples_of(rows, labels, ("0", "1")) for name in ("train", "validation")}
+    found = texts._baselines(sets, ("accuracy",), source=True)
+    assert ("regression on vectors of the start" in found) == is_computed
+    assert all(name == "majority class" or found[name].scores["accuracy"] == 1 for name in found)
 
 
 def test_similarities_have_the_mean():
