@@ -91,7 +91,7 @@ def test_a_second_request_kills(tmp_path, monkeypatch):
 
     def ask_twice() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        assert printed.wait(30)
+        assert printed.wait()
         os.kill(os.getpid(), signal.SIGINT)
 
     asks = when_ready(*paths, act=ask_twice)
@@ -144,7 +144,7 @@ def test_a_launcher_without_readers_goes_on_until_it_is_asked_to_stop(tmp_path):
         numbers(tmp_path / "a")
         for number in (signal.SIGHUP, signal.SIGHUP):  # from the system and from the shell
             process.send_signal(number)
-        assert process.wait(timeout=30) == 0
+        assert process.wait() == 0
     assert_gone(tmp_path / "a")
 
 

@@ -144,7 +144,7 @@ def slurm(tmp_path_factory):
         (folder / path.name).write_text(path.read_text().replace(" --require-gpu", ""))
     process = start(folder)
     try:
-        wait_for((folder / "ready").exists, 60, [process])
+        wait_for((folder / "ready").exists, [process])
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
         yield Slurm(folder, int(children))
     finally:

@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -58,24 +57,20 @@ class Process:
             self._replies.close()
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self) -> int:
         """Wait for the end and return the exit code; negative for a signal."""
         if self.returncode is None:
-            if not select.select([self._replies], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            select.select([self._replies], [], [])
             self.poll()
         assert self.returncode is not None
         return self.returncode
 
-    def communicate(self, timeout: float) -> tuple[str, None]:
-        """Read the output to its end and wait; kill the process after so many seconds."""
+    def communicate(self) -> tuple[str, None]:
+        """Read the output to its end and wait."""
         assert self.stdout is not None
-        timer = threading.Timer(timeout, self.kill)
-        timer.start()
         with self.stdout:
             text = self.stdout.read()
         self.wait()
-        timer.cancel()
         return text, None
 
     def send_signal(self, number: int) -> None:

@@ -6,6 +6,7 @@ Keras has one backend in a process. The child has the CPU cut into devices for a
 import copy
 import faulthandler
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -166,7 +167,8 @@ def jax_process() -> Iterator[Jax]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("KERAS_BACKEND", "jax")
             # Halves the time of compiling: how a program is divided does not depend on it.
-            patch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+            flags = os.environ.get("XLA_FLAGS", "")  # may have a limit of the instruction sets
+            patch.setenv("XLA_FLAGS", f"{flags} --xla_backend_optimization_level=0")
             executor.submit(_use_devices).result()
         yield Jax(executor)
 

@@ -11,14 +11,13 @@ from typing import Any
 import bert_cli
 
 
-def wait_for(
-    condition: Callable[[], bool], seconds: float = 20.0, running: Iterable[Any] = ()
-) -> None:
-    """Wait until the condition holds; none of the running processes may end before."""
-    end = time.monotonic() + seconds
+def wait_for(condition: Callable[[], Any], running: Iterable[Any] = ()) -> None:
+    """Wait until the condition holds; none of the running processes may end before.
+
+    Only pytest's limit for a test ends the wait: how long a busy machine takes is no fault.
+    """
     while not condition():
         assert all(process.poll() is None for process in running), "a process has ended"
-        assert time.monotonic() < end, "timed out"
         time.sleep(0.002)
 
 
@@ -47,7 +46,7 @@ def kill_after_a_shard(program: str, out: Path) -> None:
     """Run Python code that writes shards to `out`, and kill it with signal 9 when the first is complete."""
     environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
     with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
-        wait_for(lambda: any((out / ".done").rglob("*.shard")), 30)
+        wait_for(lambda: any((out / ".done").rglob("*.shard")))
         process.kill()
 
 

@@ -257,7 +257,7 @@ def disk():
     free, written = threading.Event(), []
 
     def write() -> None:
-        assert free.wait(10.0)
+        assert free.wait()
         written.append(len(written))
 
     yield SimpleNamespace(free=free, written=written, write=write)

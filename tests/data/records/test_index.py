@@ -39,7 +39,7 @@ def index_of_tfrecord_package(path):
     # Its protobuf classes are older than protobuf 7, which supports them in Python only.
     environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
     command = [sys.executable, "-m", "tfrecord.tools.tfrecord2idx", str(path), str(index)]
-    subprocess.run(command, check=True, timeout=60, env=environment)
+    subprocess.run(command, check=True, env=environment)
     text = index.read_text()
     index.unlink()
     return text

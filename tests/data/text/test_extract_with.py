@@ -117,4 +117,4 @@ for page in pages: block(*page)"""
     with pytest.raises(DataError, match=r"the program fails \(did not finish within 1 s"):
         extract_with(tmp_path, 2, body)
     pid = int((tmp_path / "pid").read_text())
-    wait_for(lambda: not alive(pid), 5.0)
+    wait_for(lambda: not alive(pid))

@@ -121,13 +121,12 @@ class Ranks:
 
     def kill(self, rank: int) -> None:
         ready = [self.folder / f"ready{number}" for number in range(len(self.processes))]
-        wait_for(lambda: all(path.exists() for path in ready), 60, self.processes)
+        wait_for(lambda: all(path.exists() for path in ready), self.processes)
         self.processes[rank].send_signal(signal.SIGKILL)
 
-    def end(self, seconds: float) -> list[int]:
-        until = time.monotonic() + seconds
+    def end(self) -> list[int]:
         for process in self.processes:
-            self.texts.append(process.communicate(timeout=max(0.0, until - time.monotonic()))[0])
+            self.texts.append(process.communicate()[0])
         return [process.returncode for process in self.processes]
 
 
@@ -149,7 +148,7 @@ def start(tmp_path):
 @pytest.mark.slow
 def test_two_processes_sum_wait_for_a_slow_one_and_end_at_different_times(start, tmp_path):
     ranks = start("normal")
-    assert ranks.end(60) == [0, 0], ranks.texts
+    assert ranks.end() == [0, 0], ranks.texts
     for text in ranks.texts:
         names = "(('jax:CPU:0', 'jax:CPU:1'),)"
         assert f"{names} CPU {tmp_path}/.cache/bert/jax\n" in text and "sum 9.0" in text
@@ -166,7 +165,7 @@ def test_the_coordination_service_ends_with_the_last_rank():
             service.stdin.close()  # as rank 0 does by its end
             time.sleep(1.0)
             assert service.poll() is None
-        assert service.wait(20) == 0
+        assert service.wait() == 0
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
     finally:
@@ -186,7 +185,7 @@ def test_kill_9_of_a_process_ends_the_others_which_name_it(scenario, rank, count
     """Rank 0 serves JAX, whose client aborts a process that cannot reach it."""
     ranks = start(scenario, count)
     ranks.kill(rank)
-    codes = ranks.end(20)
+    codes = ranks.end()
     expected = [-signal.SIGKILL if number == rank else 5 for number in range(count)]
     assert codes == expected, ranks.texts
     del ranks.texts[rank]
@@ -196,7 +195,7 @@ def test_kill_9_of_a_process_ends_the_others_which_name_it(scenario, rank, count
 @pytest.mark.slow
 def test_a_process_that_fails_ends_with_its_own_code_and_the_others_name_it(start):
     ranks = start("fail")
-    assert ranks.end(60) == [5, 3], ranks.texts
+    assert ranks.end() == [5, 3], ranks.texts
     assert "bert: text: is cut; fetch it again" in ranks.texts[1]
     assert re.search(r"bert: cluster: rank 1 \([\w.]+:\d+\) is gone", ranks.texts[0])
 
@@ -204,7 +203,7 @@ def test_a_process_that_fails_ends_with_its_own_code_and_the_others_name_it(star
 @pytest.mark.slow
 def test_a_process_that_still_compiles_is_not_lost(start):
     ranks = start("slow")
-    assert ranks.end(90) == [0, 0], ranks.texts
+    assert ranks.end() == [0, 0], ranks.texts
 
 
 def test_a_layout_that_does_not_fit_the_gpus_is_rejected(monkeypatch):

@@ -53,7 +53,8 @@ def train_pairs(home):
             return main(["launch", "--processes", "2", "--", *words])
         if "jax" not in layout:
             return main(words)
-        devices = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+        devices = {**os.environ, "XLA_FLAGS": flags}
         return subprocess.run([sys.executable, "-m", "bert_cli", *words], env=devices).returncode
 
     return train

@@ -95,7 +95,7 @@ def test_a_run_killed_at_any_moment_resumes_bit_for_bit(complete, tmp_path, star
     # A reader of its output that ends, as of `| head`, does not end the run.
     process.stdout.readline()
     process.stdout.close()
-    wait_for((tmp_path / "step_00000003").exists, 120, [process])
+    wait_for((tmp_path / "step_00000003").exists, [process])
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert len(complete_checkpoints(tmp_path)) < STEPS == len(complete_checkpoints(complete))
@@ -111,11 +111,11 @@ def test_a_stop_request_saves_and_no_other_run_has_the_folder(tmp_path, start, c
     run = tmp_path / "run"
     many = {"total_num_train_samples": 8 * 20_000, "checkpoint_every_steps": 100_000}
     process = start(run, **many)
-    wait_for((run / "metrics.jsonl").exists, 120, [process])
+    wait_for((run / "metrics.jsonl").exists, [process])
     assert main(arguments(run, **many)) == 4
     assert "another process is using it" in capsys.readouterr().err
     process.send_signal(signal.SIGTERM)
-    text, _ = process.communicate(timeout=60)
+    text, _ = process.communicate()
     assert process.returncode == 0, text
     assert "and saved; the same command continues" in text
     (checkpoint,) = complete_checkpoints(run)
@@ -165,14 +165,14 @@ def test_only_several_stages_are_traced_before_the_first_step(tmp_path, capsys):
 
 
 def test_a_stop_in_the_middle_of_a_long_step_does_not_wait_for_its_end(tmp_path, start):
-    # 20,000 micro-batches of 2 ms or more: a step of 40 s and longer.
+    # 20,000 micro-batches of 2 ms or more: the signal comes long before the end of the first step.
     long = {"global_batch__grad_acc_steps_per_replica": 20_000, "total_num_train_samples": 80_000}
     process = start(tmp_path / "run", **long)
     while not process.stdout.readline().startswith("built in"):
         assert process.poll() is None
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    text, _ = process.communicate(timeout=15)
+    text, _ = process.communicate()
     assert process.returncode == 0, text
     assert "stopped at step 0 and saved" in text
 

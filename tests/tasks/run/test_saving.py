@@ -23,9 +23,9 @@ class Threads(ProcessGroup):
 
     def _sum(self, numbers):
         self.shared.parts[self.rank] = numbers
-        self.shared.barrier.wait(10)
+        self.shared.barrier.wait()
         total = np.sum(self.shared.parts, axis=0)
-        self.shared.barrier.wait(10)
+        self.shared.barrier.wait()
         return total
 
     publish = published_by = None  # of processes that wait

@@ -67,10 +67,10 @@ def run_until_the_terminal_is_closed(home: Path, script: str, ready: Callable[[]
             os.read(terminal, 65536)
         return ready()
 
-    wait_for(ready_and_read, 240, [process])
+    wait_for(ready_and_read, [process])
     os.close(inside)
     os.close(terminal)
-    process.wait(60)
+    process.wait()
 
 
 # Each event with a run and, where it meets the output, with the launcher, which prints the lines of its processes.
@@ -101,20 +101,20 @@ def test_a_run_saves_when_it_is_stopped_and_its_output_goes_nowhere(event, comma
     if event == "terminal closed":
         run_until_the_terminal_is_closed(home, script, lambda: steps_of(run) > 10)
         exit_code = home / "code"
-        wait_for(lambda: exit_code.exists() and bool(exit_code.read_text()), 60)
+        wait_for(lambda: exit_code.exists() and bool(exit_code.read_text()))
         code = int(exit_code.read_text())
         exit_code.unlink()
     else:
         # Tests may run in the background, where Ctrl-C is ignored.
         hear_all = "--default-signal=" + ",".join(stop.name[3:] for stop in STOP_SIGNALS)
         with subprocess.Popen(["env", hear_all, "bash", "-c", script], cwd=home) as process:
-            wait_for(lambda: steps_of(run) > 10, 240, [process])
+            wait_for(lambda: steps_of(run) > 10, [process])
             if event == "nohup":
                 process.send_signal(signal.SIGHUP)
                 before = steps_of(run)
-                wait_for(lambda: steps_of(run) > before + 20, 60, [process])
+                wait_for(lambda: steps_of(run) > before + 20, [process])
             process.send_signal(number)
-            code = process.wait(60)
+            code = process.wait()
     assert code == 0
     (checkpoint,) = complete_checkpoints(run)
     assert 10 < step_of(checkpoint) == steps_of(run)

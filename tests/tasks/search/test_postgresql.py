@@ -48,7 +48,7 @@ def server():
 
         with subprocess.Popen(words, **start) as process:
             try:
-                wait_for(lambda: ask("SELECT 1").strip() == "1", 60, [process])
+                wait_for(lambda: ask("SELECT 1").strip() == "1", [process])
                 if not ask("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").strip():
                     pytest.skip("PostgreSQL has no pgvector")
                 yield environment

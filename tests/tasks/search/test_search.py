@@ -151,7 +151,7 @@ def test_a_call_that_was_killed_continues_to_the_same_index(manuals, rows):
     # Not from a process with TensorFlow, whose own SQLite lacks FTS5.
     words = [sys.executable, "-m", "bert_cli", "search", "make", "index", "manuals"]
     with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as process:
-        wait_for(lambda: passages() >= rows, 60, [process])
+        wait_for(lambda: passages() >= rows, [process])
         process.kill()
     found = open_index(Path("index"))
     assert rows <= found.count("passages") < 2000
