@@ -72,15 +72,14 @@ class ExecutorSettings(ProcessSettings):
 
 
 def packed_predictions(
-    sequence_length: int, sequences: int, predictions: int, probability: float | None
+    sequence_length: int, sequences: int, predictions: int, probability: float
 ) -> int:
     """Return the maximum number of masked positions in a pack of at most C sequences.
 
-    A sequence has at most P masked positions, and at most probability times length plus one. `probability` is None
-    for records without a known masking.
+    A sequence has at most P masked positions, and at most probability times length plus one.
     """
-    if sequences == 1 or probability is None:
-        return sequences * predictions
+    if sequences == 1:
+        return predictions
     return min(sequences * predictions, int(sequence_length * probability) + sequences)
 
 

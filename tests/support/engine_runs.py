@@ -85,7 +85,7 @@ def run(described: str) -> Result:
     of = json.loads(described)
     steps, labels = of["steps"], of["labels"]
     if of["kind"] == "Pretrain":
-        settings: Any = corpora.with_sizes_of_records(PretrainSettings.model_validate(of["values"]))
+        settings: Any = corpora.with_rows_for_records(PretrainSettings.model_validate(of["values"]))
         work = workload_of(settings)
         mesh = resolve.open_mesh(work)
         stream = corpora.open_stream(settings)

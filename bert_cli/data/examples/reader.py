@@ -162,7 +162,7 @@ class Reader(ExampleStream):
         self.fingerprint = source.fingerprint
         self.has_next_sentences = source.has_next_sentences
         self.epoch_size: int = len(source)
-        self.sequences_per_example = source.sequences / max(1, len(source))
+        self.sequences_per_example = source.sequences_per_example
 
     def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
         """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
@@ -221,7 +221,7 @@ class Mixture(ExampleStream):
         self.has_next_sentences = any(source.has_next_sentences for source in self.sources)
         self.epoch_size: int = sum(map(len, self.sources))
         self._block = sum(self.quotas)
-        each = [source.sequences / len(source) for source in self.sources]
+        each = [source.sequences_per_example for source in self.sources]
         self.sequences_per_example = float(np.dot(each, self.quotas) / self._block)
         # The sources draw by the seed too; a block's order must not equal the order of one of their epochs.
         self._order_seed = int(row_keys(0, "mixture", seed)[0])

@@ -54,8 +54,6 @@ class Records:
         self.fingerprint = str(corpus["fingerprint"])
         """Changes with the examples and with how they are packed."""
         self.has_next_sentences: bool = corpus.get("next_sentence", True)
-        self.sequences: int = self.files.records
-        """Sequences of an epoch; each sequence is in exactly one example."""
         self.packs: Packs | None = None
         """Only for records that are packed when they are read."""
         if not self.is_dynamic:
@@ -76,6 +74,11 @@ class Records:
     def __len__(self) -> int:
         """Return the number of examples of an epoch."""
         return self.files.records if self.packs is None else len(self.packs)
+
+    @property
+    def sequences_per_example(self) -> float:
+        """Return the mean number of sequences in an example of an epoch, which has each sequence once."""
+        return self.files.records / len(self)
 
     def examples(self, epochs: Ints, numbers: Ints, probability: float | None) -> Batch:
         """Return examples by their epochs [n] and numbers [n], as columns.

@@ -17,7 +17,7 @@ from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_line, print_table
-from bert_cli.tasks.run.corpora import with_sizes_of_records
+from bert_cli.tasks.run.corpora import with_rows_for_records
 from bert_cli.text import count, format_bytes
 
 KIND = "GPU"
@@ -35,7 +35,7 @@ def run(settings: Planning) -> None:
     memory = None if settings.memory is None else parse_bytes(settings.memory)
     order: TrainSettings = settings
     if isinstance(settings, PretrainSettings):
-        order = with_sizes_of_records(settings)
+        order = with_rows_for_records(settings)
     requested = workload_of(order)
     chosen = requested
     if requested.parallel.layout == "auto" and (devices is None or memory is None):

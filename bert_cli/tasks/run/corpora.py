@@ -56,7 +56,7 @@ def _on_disk(order: PretrainSettings, read: Read) -> list[JSONObject]:
     return stored
 
 
-def with_sizes_of_records(
+def with_rows_for_records(
     order: Order, source: "Source | None" = None, read: Read = RecordFolder
 ) -> Order:
     """Return the order with rows for the vocabulary of its records.

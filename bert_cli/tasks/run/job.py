@@ -163,7 +163,7 @@ def find_model(draft: Draft[PretrainSettings]) -> str:
 def take_sizes(draft: Draft[PretrainSettings]) -> str:
     """Take the sizes of the records, on which memory and layout depend."""
     draft.configured = draft.order
-    draft.order = corpora.with_sizes_of_records(draft.order, draft.start.source, draft.read)
+    draft.order = corpora.with_rows_for_records(draft.order, draft.start.source, draft.read)
     return ""
 
 

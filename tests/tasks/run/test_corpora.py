@@ -155,7 +155,7 @@ def test_a_packed_run_is_scored_without_packs_or_next_sentences(home, tmp_path, 
 
 
 def test_the_vocabulary_of_the_records_is_that_of_the_run(home, tmp_path):
-    sized_by = corpora.with_sizes_of_records
+    sized_by = corpora.with_rows_for_records
     own = tmp_path / "corpus.json"
     described = json.loads((home / "one" / "corpus.json").read_text())
     own.write_text(json.dumps(described | {"vocab_size": 4096}))
