@@ -49,7 +49,7 @@ _ROWS = {
     "init": ("tasks.init.run", "init.Init", "choose a run for a text and this machine"),
     "verdict": ("tasks.init.verdict", "init.Verdict", "judge a run of `bert init`"),
     "doctor": ("tasks.look.doctor", "tools.Doctor", "check this machine and a run's settings"),
-    "doctor machine": ("tasks.look.doctor:check_machine", "tools.DoctorMachine", "check a machine"),
+    "doctor machine": ("tasks.look.doctor", "tools.DoctorMachine", "check a machine"),
     "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
     "download": ("data.text.download", "data.Download", "download a Wikipedia dump"),
     "extract": ("data.text.extract", "data.Extract", "extract text from a dump"),
@@ -100,7 +100,7 @@ COMMANDS = {
     name: Command(*row, _KINDS.get(name) or _KINDS.get(name.split()[0], "continues"))
     for name, row in _ROWS.items()
 }
-MACHINE_FLAGS = {"--build", "--no-build", "--engine", "--require-gpu", "--no-require-gpu", "--json"}
+MACHINE_FLAGS = {"--engine", "--require-gpu", "--no-require-gpu", "--json"}
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:

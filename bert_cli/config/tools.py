@@ -61,8 +61,6 @@ class DoctorMachineSettings(EngineSettings, JsonSettings):
     Example: bert doctor machine --engine jax --json -
     """
 
-    build: bool = True
-    """Build the model of a run on the CPU and compare its initial losses with the expected losses."""
     require_gpu: bool = False
     """Count a machine without a GPU and a TPU as an error."""
 

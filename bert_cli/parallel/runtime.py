@@ -92,9 +92,6 @@ class Runtime(Protocol):
     def device_names(self) -> list[str]:
         """Return the names of the accelerators."""
 
-    def cpu_mesh(self) -> Mesh:
-        """Return a mesh of the CPU alone."""
-
     def configure_runtime(self, precision: str, deterministic: bool) -> None:
         """Set the options of the framework, before the first computation."""
 

@@ -15,7 +15,7 @@ from bert_cli.config.tools import DoctorSettings
 from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.planning.memory import estimate
 from bert_cli.planning.workload import workload_of
-from bert_cli.tasks.look.doctor import checkpoint_bytes
+from bert_cli.tasks.look.examine import checkpoint_bytes
 
 # Adds the rows before the settings read the table, and runs commands.
 PROGRAM = """

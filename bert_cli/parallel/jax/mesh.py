@@ -196,11 +196,6 @@ def device_names() -> list[str]:
     return [device.device_kind for device in jax.local_devices() if device.platform != "cpu"]
 
 
-def cpu_mesh() -> Mesh:
-    """Return a mesh of the CPU alone."""
-    return Mesh(Layout(), (("jax:CPU:0",),), "", Processes(()))
-
-
 def configure_runtime(precision: str, deterministic: bool) -> None:
     """Set the options of XLA, after the options of the user. They do not depend on the precision."""
     flags = os.environ.get("XLA_FLAGS", "").strip()

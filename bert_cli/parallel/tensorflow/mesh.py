@@ -196,15 +196,6 @@ def device_names() -> list[str]:
     ]
 
 
-def cpu_mesh() -> Mesh:
-    """Return a mesh of the CPU alone."""
-    if tf.config.list_physical_devices("GPU"):
-        # Otherwise TensorFlow takes all memory of the GPUs with its first operation.
-        tf.config.set_visible_devices([], "GPU")
-    cpu = tf.config.list_logical_devices("CPU")[0].name
-    return Mesh(Layout(), ((cpu,),), cpu, Processes(()))
-
-
 def configure_runtime(precision: str, deterministic: bool) -> None:
     """Set determinism and the options of the graph optimizer."""
     if deterministic:

@@ -42,7 +42,7 @@ from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import interval
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start, train
-from bert_cli.tasks.run.job import HALVES, Draft, Job, take_devices
+from bert_cli.tasks.run.job import HALVES, Draft, Job, choose_layout, take_devices
 from bert_cli.tasks.run.models import Source
 from bert_cli.tasks.run.opened import head_of
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
@@ -113,7 +113,8 @@ def prepare(
         order = changed(order, max_seq_length=longest)
     run = Folder(order.save_ckpt_path)
     draft = Draft(order, stack, Start(run, source, run.newest), tokenizer=folder)
-    take_devices(draft)
+    draft.take(choose_layout)
+    draft.take(take_devices)
     order = draft.order
     if is_default_length:
         print_line(f"run: max_seq_length is {order.max_seq_length} (default)")

@@ -133,6 +133,16 @@ class Draft(Generic[Order]):
     lines: list[str] = field(default_factory=list)
     """What a run prints of its steps."""
 
+    def take(self, step: "Callable[[Draft[Order]], str]") -> None:
+        """Take a step; rank 0 prints its lines and warnings."""
+        step(self)
+        warnings = [check.warning for check in self.checks if check.warns]
+        if self.processes.rank == 0:
+            for line in (*self.lines, *warnings):
+                print_line(line)
+        self.lines.clear()
+        self.checks.clear()
+
     def job(self, **values: Any) -> Job:
         """Return the run of the complete order; `values` are the fields of a Job that a draft does not have."""
         return Job(
@@ -167,20 +177,13 @@ def take_sizes(draft: Draft[PretrainSettings]) -> str:
     return ""
 
 
-def take_devices(draft: Draft[Any]) -> str:
-    """Handle signals, find the other processes, choose the layout and take the devices.
-
-    Of several processes only rank 0 prints, as long as the stack of the draft is open.
-    """
-    draft.stop = draft.stack.enter_context(StopRequest())
+def choose_layout(draft: Draft[Any]) -> str:
+    """Find the processes of the run, and choose the layout and the micro-batch if they are open."""
     order = draft.order
     cluster = order.cluster
     processes = draft.processes = find_processes(os.environ, cluster.workers, cluster.rank)
-    if processes.rank > 0:
-        nothing = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        draft.stack.enter_context(redirect_stdout(nothing))
     if order.about is not None:
-        print_line(f"{order.about.what}\n{order.about.expect}")
+        draft.lines.append(f"{order.about.what}\n{order.about.expect}")
     is_open = workload_of(order).is_open
     if is_open or order.require_gpu:
         devices = resolve.find_devices(order.engine, processes, require_gpu=order.require_gpu)
@@ -189,19 +192,40 @@ def take_devices(draft: Draft[Any]) -> str:
         is_auto = order.global_batch.examples_per_step is not None
         order = draft.order = resolve.with_layout(order, devices, processes.count, draft.start)
         what = f"micro-batch {order.global_batch.micro_batch_size}" if is_auto else "layout"
-        print_line(
+        draft.lines.append(
             f"{what}: chosen for {processes.count * number} x {kind} of {memory / 1e9:.1f} GB"
         )
-        for line in layout.idle_memory(workload_of(order), kind, memory):
-            print_line(line)
+        draft.lines += layout.idle_memory(workload_of(order), kind, memory)
+    work = workload_of(order)
+    layout.check_processes(work.batch, processes.count)
+    text = f"{layout.shape(work)}, idle for {layout.idle(work):.1%} of a step"
+    if processes.count > 1:
+        text += f"; {count(processes.count, 'process')} from {processes.source}"
+    return text
+
+
+def take_devices(draft: Draft[Any]) -> str:
+    """Handle signals, join the other processes and take the devices.
+
+    Of several processes only rank 0 prints, as long as the stack of the draft is open.
+    """
+    draft.stop = draft.stack.enter_context(StopRequest())
+    order = draft.order
+    if draft.processes.rank > 0:
+        nothing = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        draft.stack.enter_context(redirect_stdout(nothing))
+    work = workload_of(order)
     try:
-        draft.mesh = resolve.open_mesh(workload_of(order), processes, cluster, draft.stop)
+        mesh = resolve.open_mesh(work, draft.processes, order.cluster, draft.stop)
     except StoppedWhileJoiningError:
         print_error("run: stopped before all processes had started; nothing was done")
         raise SystemExit(order.exit_code_when_stopped) from None
     # Installed again: TensorFlow's runtime for several processes replaces the handler of SIGTERM.
     draft.stop.listen()
-    return ""
+    draft.mesh = mesh
+    number = sum(map(len, mesh.devices))
+    is_simulated = mesh.kind == "CPU" and number > 1
+    return layout.simulated(number) if is_simulated else f"from {mesh.devices[0][0]}"
 
 
 def open_records(draft: Draft[PretrainSettings]) -> str:
@@ -280,6 +304,7 @@ def plan_steps(draft: Draft[PretrainSettings]) -> str:
 STEPS: tuple[tuple[str, Callable[[Draft[PretrainSettings]], str]], ...] = (
     ("model", find_model),
     ("sizes", take_sizes),
+    ("layout", choose_layout),
     ("devices", take_devices),
     ("dataset_dir", open_records),
     ("validation_dir", open_held_out),

@@ -60,11 +60,7 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
     """
     draft = Draft(order, stack)
     for _, step in STEPS:
-        step(draft)
-        for line in (*draft.lines, *(check.warning for check in draft.checks if check.warns)):
-            print_line(line)
-        draft.lines.clear()
-        draft.checks.clear()
+        draft.take(step)
     order = draft.order
     stream = draft.stream
     plan = draft.plan

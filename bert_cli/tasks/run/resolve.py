@@ -99,7 +99,6 @@ def open_mesh(
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Mesh:
     """Take the devices of the work's layout and join the other processes."""
-    layout.check_processes(work.batch, processes.count)
     module = runtime(work.engine)
     module.configure_runtime(work.precision, work.deterministic)
     rendezvous = Rendezvous(

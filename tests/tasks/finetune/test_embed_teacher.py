@@ -17,8 +17,10 @@ from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 from bert_cli.parallel.group import ProcessGroup
-from bert_cli.parallel.tensorflow.mesh import cpu_mesh, group_of
+from bert_cli.parallel.tensorflow.mesh import group_of
+from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run import teacher
+from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.tasks.run.task import Task
 from bert_cli.tasks.run.vectors import Embedding
 from bert_cli.train.checkpoint import MODEL
@@ -35,7 +37,9 @@ def taught(name, cache, texts, group=None):
     settings = EmbedSettings.model_validate(values)
     features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
     task = Task(TINY.hidden_size, None, features)
-    return teacher.with_vectors(settings, task, texts, group or group_of(cpu_mesh())).train
+    return teacher.with_vectors(
+        settings, task, texts, group or group_of(open_mesh(workload_of(settings)))
+    ).train
 
 
 def vectors_of(*arguments):

@@ -1,10 +1,9 @@
 """`bert doctor`: a run without mistakes, and the finding for each mistake."""
 
 import json
-import math
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support import corpora as made
 from support.corpora import PIECES, WORDS, make_corpus
@@ -15,10 +14,11 @@ from bert_cli.cli import main
 from bert_cli.config.tools import DoctorSettings
 from bert_cli.data.records.formats import dynamic_payloads, static_payloads
 from bert_cli.errors import CheckpointError, ConfigError, DataError
+from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.runtime import Devices
 from bert_cli.parse.load import load
 from bert_cli.planning.workload import workload_of
-from bert_cli.tasks.look import doctor, machine
+from bert_cli.tasks.look import doctor, examine, machine
 from bert_cli.tasks.look.machine import Finding, Report
 from bert_cli.tasks.run import corpora, job
 from bert_cli.train.checkpoint import complete_checkpoints
@@ -35,7 +35,7 @@ FLAGS = {
     "total-num-train-samples": 8,
     "keep-checkpoints": 3,
 }
-ONE = doctor.Processes(())
+ONE = Processes(())
 
 
 def settings_of(folder: Path, **changes: object) -> DoctorSettings:
@@ -54,17 +54,12 @@ def the_finding(check, *arguments, **options) -> Finding:
     return only
 
 
-def draft(settings: DoctorSettings, processes: doctor.Processes = ONE) -> job.Draft:
+def draft(settings: DoctorSettings, processes: Processes = ONE) -> job.Draft:
     return job.Draft(settings, processes=processes)
 
 
-def built(folder: Path, **changes: object) -> list[Finding]:
-    return doctor.examine(settings_of(folder, **changes), Report(quiet=True)).findings
-
-
 def examined(folder: Path, **changes: object) -> list[Finding]:
-    """Return all findings except the first losses."""
-    return built(folder, no_build=None, **changes)
+    return doctor.examine(settings_of(folder, **changes), Report(quiet=True)).findings
 
 
 def of(what: str, results: list[Finding]) -> Finding:
@@ -81,75 +76,35 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> list[Finding]:
     """The findings for a run without mistakes."""
-    return built(tmp_path_factory.mktemp("complete"))
+    return examined(tmp_path_factory.mktemp("complete"))
 
 
-def test_a_run_without_mistakes_has_the_first_losses_of_its_first_step(complete, trained):
+def test_a_run_without_mistakes_has_what_its_steps_found(complete):
     assert not [one for one in complete if one.level == "error" or "\n" in str(one)]
-    loss = of("first loss", complete)
-    assert loss.level == "ok" and f"ln {WORDS:,} = {math.log(WORDS):.2f}" in loss.found
-    assert loss.values["mlm_loss"] == pytest.approx(math.log(WORDS), abs=0.2)
-    assert loss.values["nsp_loss"] == pytest.approx(math.log(2), abs=0.1)
-    lines = (trained / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    for name in ("mlm_loss", "nsp_loss"):
-        assert loss.values[name] == pytest.approx(json.loads(lines[0])[name], abs=1e-5)
-
-
-def test_the_first_losses_of_a_scaled_run_are_fine(tmp_path):
-    loss = of("first loss", built(tmp_path, scaling="unit"))
-    assert loss.level == "ok" and loss.values["mlm_loss"] > math.log(WORDS) + 0.1
+    assert of("layout", complete).found == "1 replica of 1 device, idle for 0.0% of a step"
+    assert "1 step of 8 examples" in of("plan", complete).found
 
 
 def test_the_checkpoint_of_a_continued_run_is_measured_named_and_loaded(trained):
     (*_, saved) = complete_checkpoints(trained / "run")
     size = sum(file.stat().st_size for file in saved.glob("*.safetensors"))
-    estimated = doctor.checkpoint_bytes(workload_of(settings_of(trained)))
+    estimated = examine.checkpoint_bytes(workload_of(settings_of(trained)))
     assert estimated == pytest.approx(size, rel=0.05)
-    results = built(trained)
+    results = examined(trained)
     assert f"continue from {saved}" in of("save_ckpt_path", results).found
     assert "still need" in of("disk", results).found
-    loss = of("first loss", results)
-    assert "new weights" not in loss.found
-    assert loss.level == "ok" and loss.values["mlm_loss"] < math.log(WORDS) - 0.5
-
-
-def test_first_losses_are_judged(tmp_path):
-    settings, equal = settings_of(tmp_path), {"mlm_loss": math.log(WORDS), "nsp_loss": math.log(2)}
-    for losses, is_trained, level in (
-        (equal, False, "ok"),
-        (equal, True, "warning"),
-        (equal | {"mlm_loss": 3.0}, True, "ok"),
-        (equal | {"mlm_loss": math.nan}, False, "warning"),
-        (equal | {"nsp_loss": 1.0}, False, "warning"),
-        ({"mlm_loss": math.log(WORDS)}, False, "ok"),
-    ):
-        one = the_finding(doctor.judge, workload_of(settings), losses, "", is_trained=is_trained)
-        assert one.level == level and ("next sentence" in one.found) == ("nsp_loss" in losses)
-
-    class NoPairs:
-        def rows(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-            stream = corpora.open_stream(settings)
-            return stream.rows(positions) | {"next_sentence_weights": np.zeros(8, np.float32)}
-
-    begun = draft(settings)
-    begun.stream = NoPairs()
-    one = the_finding(doctor.check_first_loss, begun, build=True)
-    assert one.level == "ok" and set(one.values) == {"mlm_loss", "equal_mlm_loss"}
 
 
 def test_the_records_are_read_their_epochs_counted_and_wrong_ones_are_errors(tmp_path):
     corpus = make_corpus(tmp_path / "corpus", "dynamic", [64])
     real = {"generated_dataset": False, "dataset_dir": corpus}
-    results = built(tmp_path, **real, total_num_train_samples=160, bert_config__initializer_range=1)
+    results = examined(tmp_path, **real, total_num_train_samples=160)
     assert "64 readable records" in of("dataset_dir", results).found
     assert of("epochs", results).values == {"epochs": 2.5}
-    loss = of("first loss", results)
-    assert loss.level == "warning" and "initializer_range (1)" in loss.remedy
     results = examined(tmp_path, **real, total_num_train_samples=64 * 200)
     assert of("epochs", results).level == "warning"
     # New weights learn each token of the vocabulary from this text.
     assert of("vocabulary", results).level == "warning"
-    assert of("first loss", results).found == "not computed: --no-build"
     damaged = make_corpus(tmp_path / "damaged", "dynamic", [8])
     data = bytearray((damaged / "wiki_000.tfrecord").read_bytes())
     data[40] ^= 1
@@ -171,11 +126,11 @@ def test_the_records_are_read_their_epochs_counted_and_wrong_ones_are_errors(tmp
 
 def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monkeypatch):
     settings = settings_of(tmp_path, keep_checkpoints=2)
-    each = doctor.checkpoint_bytes(workload_of(settings))
+    each = examine.checkpoint_bytes(workload_of(settings))
     with monkeypatch.context() as patch:
         for free, level in ((3 * each, "ok"), (3 * each - 1, "error")):
-            patch.setattr(doctor, "free_bytes", lambda _, free=free: free)
-            assert of("disk", findings(doctor.check_folder, draft(settings))).level == level
+            patch.setattr(examine, "free_bytes", lambda _, free=free: free)
+            assert of("disk", findings(examine.check_folder, draft(settings))).level == level
     values = of("disk", examined(tmp_path, keep_every_steps=10, total_num_train_samples=800)).values
     assert values["kept"] == 3 + 10 and values["needed"] == 14 * values["checkpoint"]
     (tmp_path / "file").write_text("")
@@ -186,10 +141,10 @@ def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monk
     ):
         words = flags_of(FLAGS, save_ckpt_path=folder or False, **flag)
         settings = load(DoctorSettings, words, "bert doctor")[0]
-        one = the_finding(doctor.check_folder, draft(settings))
+        one = the_finding(examine.check_folder, draft(settings))
         assert one.level == level and message in one.found
     monkeypatch.setattr(machine, "file_system", lambda _: "tmpfs")
-    warning, disk = findings(doctor.check_folder, draft(settings_of(tmp_path)))
+    warning, disk = findings(examine.check_folder, draft(settings_of(tmp_path)))
     assert (warning.level, disk.level) == ("warning", "ok")
     assert "lost when the machine restarts" in warning.found
 
@@ -202,7 +157,7 @@ def test_the_loss_of_a_run_that_has_begun_is_compared_with_the_unigram_entropy(
     run = write_run(tmp_path / "run", 1, total=3000, masking={}, **rate)
     row = {"mlm_loss": loss, "tokens": 1600.0, "unigram_entropy": 6.9}
     write_metrics(run, ((n, row) for n in range(2900, 3001)), mode="a")
-    finding = of("loss so far", findings(doctor.check_folder, draft(settings_of(tmp_path))))
+    finding = of("loss so far", findings(examine.check_folder, draft(settings_of(tmp_path))))
     assert finding.level == level
     assert ("is not below the unigram entropy" in finding.found) == (level == "warning")
     assert bool(finding.remedy) == (level == "warning")
@@ -220,7 +175,7 @@ def test_text_that_repeats_itself_is_a_warning(tmp_path):
         folder = made.write_folder(tmp_path / f"{kind}_{len(shard)}", kind, [shard], PIECES)
         settings = settings_of(tmp_path, generated_dataset=False, dataset_dir=folder)
         checks = corpora.text_checks(corpora.open_stream(settings), len(PIECES))
-        assert [one.level for one in findings(doctor.add_checks, checks)][:1] == levels
+        assert [one.level for one in findings(examine.add_checks, checks)][:1] == levels
 
 
 def test_missing_memory_is_an_error_and_used_memory_a_warning(tmp_path, monkeypatch, complete):
@@ -233,48 +188,37 @@ def test_missing_memory_is_an_error_and_used_memory_a_warning(tmp_path, monkeypa
         (needed, needed, "error"),
     ):
         monkeypatch.setattr(machine, "memory", lambda total=total, free=free: (total, free))
-        assert the_finding(doctor.check_memory, work, ONE, cpu).level == level
+        assert the_finding(examine.check_memory, work, ONE, cpu).level == level
     # The replicas of a CPU share its memory; GPUs are checked one by one.
     monkeypatch.setattr(machine, "memory", lambda: (10**12, 10**6))
     four = work.with_batch(replicas=4)
-    for processes, here in ((ONE, 4), (doctor.Processes(("a:1", "b:1")), 2)):
-        one = the_finding(doctor.check_memory, four, processes, cpu)
+    for processes, here in ((ONE, 4), (Processes(("a:1", "b:1")), 2)):
+        one = the_finding(examine.check_memory, four, processes, cpu)
         assert one.values["needed"] == pytest.approx(here * needed, rel=0.2)
     monkeypatch.setattr(machine, "memory", lambda: (10**6, 10**6))
     for run, is_offered in ((four, True), (work, False)):
-        one = the_finding(doctor.check_memory, run, ONE, cpu)
+        one = the_finding(examine.check_memory, run, ONE, cpu)
         assert ("--parallel.layout auto" in one.remedy) == is_offered
     for memory, level in ((10**6, "error"), (10**10, "ok")):
-        assert the_finding(doctor.check_memory, four, ONE, Devices("GPU", 1, memory)).level == level
-    loss = of("first loss", built(tmp_path))
-    assert loss.level == "warning" and "not computed: the model needs" in loss.found
+        assert (
+            the_finding(examine.check_memory, four, ONE, Devices("GPU", 1, memory)).level == level
+        )
 
 
 def test_the_processes_and_devices_have_to_suffice_for_the_layout(tmp_path, monkeypatch):
-    settings = settings_of(tmp_path, global_batch__replicas=2)
-    for number, level in ((1, "error"), (2, "ok")):
-        devices = ("GPU", number, 10**9)
-        assert the_finding(doctor.check_layout, draft(settings, ONE), devices).level == level
-    one = the_finding(doctor.check_layout, draft(settings, ONE), ("CPU", 1, 10**9))
-    assert (one.level, "2 devices are simulated on" in one.found) == ("warning", True)
-    three = doctor.Processes(("a:1", "b:1", "c:1"))
-    one = the_finding(doctor.check_layout, draft(settings, three), ("CPU", 3, 10**9))
-    assert one.level == "error" and "cannot be divided among 3 processes" in one.found
+    two = {"global_batch__replicas": 2}
+    assert "2 devices are simulated on" in of("devices", examined(tmp_path, **two)).found
     chosen = of("layout", examined(tmp_path, parallel__layout="auto"))
-    assert chosen.level == "ok" and chosen.found.startswith("chosen: ")
-    for micro_batches, level in ((1, "warning"), (64, "ok")):
-        settings = settings_of(
-            tmp_path,
-            global_batch__grad_acc_steps_per_replica=micro_batches,
-            bert_config__num_hidden_layers=2,
-            parallel__pipeline_stages='[["emb", "hid"], ["hid"], ["enc_out", "pool", "heads"]]',
-            parallel__pipeline_device_mapping="[0, 1, 0]",
-        )
-        one = the_finding(doctor.check_layout, draft(settings, ONE), ("CPU", 2, 0))
-        assert one.level == level
-        assert ("--parallel.pipeline-stages null" in one.remedy) == (level == "warning")
+    assert chosen.level == "ok" and "1 replica of 1 device" in chosen.found
+    for workers, level, found in (
+        ("a:1,b:1", "ok", "; 2 processes from --cluster.workers"),
+        ("a:1,b:1,c:1", "error", "cannot be divided among 3 processes"),
+    ):
+        several = {**two, "cluster__workers": workers, "cluster__rank": 0}
+        one = of("layout", examined(tmp_path, **several))  # the other processes need not be there
+        assert one.level == level and found in one.found
     monkeypatch.setenv("TF_CONFIG", "{nonsense")
-    error = of("processes", examined(tmp_path))
+    error = of("layout", examined(tmp_path))
     assert error.level == "error" and "TF_CONFIG" in error.found
 
 
@@ -299,11 +243,11 @@ def test_all_findings_are_printed_and_written_and_the_first_error_decides(
     assert "dataset_dir" not in capsys.readouterr().out
     assert main(["doctor", "--json", "-"]) == 0
     names = {one["what"] for one in json.loads(capsys.readouterr().out)["findings"]}
-    assert {"python", "devices"} <= names and not {"plan", "first loss"} & names
+    assert {"python", "devices"} <= names and not {"plan", "layout"} & names
 
 
 def test_a_tensorflow_that_cannot_be_imported_is_a_finding(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "IMPORT_ERROR", "ImportError: libcudart.so.12: cannot open")
+    monkeypatch.setitem(sys.modules, "bert_cli.tasks.look.examine", None)
     results = examined(tmp_path)
-    assert results[-1].level == "error" and "libcudart" in results[-1].found
+    assert results[-1].level == "error" and "import failed" in results[-1].found
     assert of("processor", results).level == "ok"

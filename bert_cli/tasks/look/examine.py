@@ -1,0 +1,170 @@
+"""The checks of `bert doctor` that need an engine: its devices, and the steps of a run up to its plan.
+
+The functions of the run find its model, layout, examples and plan, so that doctor refuses what the run would refuse.
+"""
+
+import shutil
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
+
+from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.tools import DoctorMachineSettings, DoctorSettings
+from bert_cli.errors import BertError, DataError, install_command
+from bert_cli.files import existing, free_bytes, is_writable
+from bert_cli.parallel.cluster import Processes
+from bert_cli.parallel.runtime import Devices
+from bert_cli.planning import checks, layout
+from bert_cli.planning.checks import Check
+from bert_cli.planning.memory import WEIGHT_BYTES, estimate
+from bert_cli.planning.workload import Workload, workload_of
+from bert_cli.tasks.look import machine
+from bert_cli.tasks.look.machine import Level, Report
+from bert_cli.tasks.run import resolve
+from bert_cli.tasks.run.job import STEPS, Draft
+from bert_cli.text import count, format_bytes
+from bert_cli.train import health, history
+from bert_cli.train.checkpoint import complete_checkpoints
+
+TEMPORARY_FILE_SYSTEMS = {
+    "tmpfs": "memory, lost when the machine restarts",
+    "ramfs": "memory, lost when the machine restarts",
+    "overlay": "a container's disk, lost with the container",
+}
+
+
+def check_with_engine(settings: DoctorMachineSettings, report: Report) -> None:
+    """Check the devices of the engine, and the run if the settings have one."""
+    devices = check_devices(report, settings)
+    if devices is not None and isinstance(settings, DoctorSettings):
+        check_run(report, settings, devices)
+
+
+def check_devices(report: Report, settings: DoctorMachineSettings) -> Devices | None:
+    """Find the devices of this machine; return None if it lacks a device that is required."""
+    engine = settings.engine
+    find = partial(
+        resolve.find_devices, engine, resolve.ONE_PROCESS, require_gpu=settings.require_gpu
+    )
+    devices = report.attempt("devices", find, lambda _: "")
+    if devices is None:
+        return None
+    kind, number, memory = devices
+    names = resolve.runtime(engine).device_names() if kind != "CPU" else []
+    values = {"kind": kind, "devices": number, "memory": memory, "names": names}
+    if kind != "CPU":
+        text = f"{count(number, kind)} of {format_bytes(memory)}: {', '.join(sorted(set(names)))}"
+        report.add("ok", "devices", text, "", **values)
+    elif shutil.which("nvidia-smi") is not None:
+        problem = f"{engine} finds no GPU, although nvidia-smi is installed"
+        extra = "jax-cuda" if engine == "jax" else "cuda"
+        remedy = f"{install_command(extra)}, and check CUDA_VISIBLE_DEVICES"
+        report.add("warning", "devices", problem, remedy, **values)
+    else:
+        report.add("ok", "devices", "no GPU; the run uses the CPU", "", **values)
+    machine.check_engine(report, engine, kind)
+    return devices
+
+
+def check_run(report: Report, settings: DoctorSettings, devices: Devices) -> None:
+    """Take the steps of the run, and check its memory, its precision and its folder."""
+    with ExitStack() as stack:
+        draft = Draft[PretrainSettings](settings, stack)
+        for name, step in STEPS:
+            if name == "devices" and draft.processes.count > 1:
+                continue  # the other processes need not be there
+            result = report.attempt(name, partial(step, draft), str)
+            if name == "layout" and result is None:
+                return
+            add_checks(report, draft.checks)
+            draft.checks.clear()
+    if draft.plan is not None:
+        add_checks(report, checks.of_epochs(draft.plan))
+    check_memory(report, workload_of(draft.order), draft.processes, devices)
+    machine.check_precision(report, settings.precision, devices.kind)
+    check_folder(report, draft)
+
+
+def add_checks(report: Report, results: Iterable[Check]) -> None:
+    """Add the results of the checks that a run also makes."""
+    for check in results:
+        level: Level = "warning" if check.warns else "ok"
+        report.add(level, check.what, check.text, check.remedy, **check.values)
+
+
+def check_memory(report: Report, work: Workload, processes: Processes, devices: Devices) -> None:
+    """Compare the estimate of `bert plan` with the memory of an accelerator, or of this host for all its devices."""
+    kind, _, memory = devices
+    sizes = [part.total for part in estimate(work)]
+    if kind != "CPU":
+        device, largest = layout.fullest(work)
+        needed = largest.total
+        total = free = memory
+        text = f"device {device} of a replica needs {format_bytes(needed)}"
+    else:
+        local = work.batch.replicas * len(processes.local_ranks) // processes.count
+        needed = max(1, local) * sum(sizes)
+        total, free = machine.memory()
+        text = f"all devices of this host together need {format_bytes(needed)}"
+    usable = layout.USABLE * total
+    text += f"; {format_bytes(usable)} of {format_bytes(total)} are usable"
+    level: Level = "ok"
+    remedy = ""
+    if needed > usable:
+        level = "error"
+        remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
+        if needed > max(sizes):  # of several devices
+            remedy = f"{layout.AUTO}, {remedy}"
+    elif needed > free:
+        level = "warning"
+        text += f", but only {format_bytes(free)} are free now"
+        remedy = "end other programs on this machine"
+    report.add(level, "memory of a run", text, remedy, needed=needed, there=total, free=free)
+
+
+def checkpoint_bytes(work: Workload) -> int:
+    """Return the size of a checkpoint: the weights in their dtype and the slots of the optimizer."""
+    weights = layout.parameters(work)
+    return weights * WEIGHT_BYTES[work.precision] + work.optimizer_kind.slot_bytes(weights)
+
+
+def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:
+    """Check that the checkpoints can be written, and that the disk is permanent and large enough."""
+    what = "save_ckpt_path"
+    order = draft.order
+    folder = order.save_ckpt_path
+    try:
+        resolve.check_output_paths(order)
+        if folder is not None and not is_writable(folder):
+            raise DataError(str(existing(folder)), "cannot be written", "choose another folder")
+    except BertError as error:
+        report.error(what, error)
+        return
+    if folder is None:
+        report.add("ok", what, "nothing will be saved")
+        return
+    kind = machine.file_system(existing(folder))
+    if kind in TEMPORARY_FILE_SYSTEMS:
+        problem = f"{folder} is on {kind}: {TEMPORARY_FILE_SYSTEMS[kind]}"
+        report.add("warning", what, problem, "choose a folder on a disk", file_system=kind)
+    if saved := complete_checkpoints(folder):
+        report.add("ok", what, f"the run would continue from {saved[-1]}")
+    if (so_far := history.Run(folder)).step:
+        warning = health.warning_of(so_far)
+        state, _, remedy = (warning or "no warning").partition(": ")
+        report.add("warning" if warning else "ok", "loss so far", state, remedy)
+    # A new checkpoint is written before the oldest is removed, so one more has to fit.
+    each = checkpoint_bytes(workload_of(order))
+    every = order.keep_every_steps
+    steps = draft.plan.total_steps if draft.plan is not None else 0
+    number = order.keep_checkpoints + (steps // every if every else 0)
+    used = sum(file.stat().st_size for path in saved for file in path.iterdir())
+    free = free_bytes(folder)
+    needed = max(0, (number + 1) * each - used)
+    text = (
+        f"{format_bytes(free)} free{f' on {kind}' if kind else ''}; {count(number, 'checkpoint')} of "
+        f"{format_bytes(each)} and one being written {'still need' if used else 'need'} {format_bytes(needed)}"
+    )
+    values = {"checkpoint": each, "kept": number, "needed": needed, "free": free, "kind": kind}
+    remedy = "free disk space, choose another --save-ckpt-path, or lower --keep-checkpoints"
+    report.add("ok" if needed <= free else "error", "disk", text, remedy, **values)
