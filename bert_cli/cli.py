@@ -65,11 +65,15 @@ def help_text() -> str:
     """Return the text of `bert --help`."""
     rows = []
     for name, command in COMMANDS.items():
-        second = [words.split()[1] for words in COMMANDS if words.startswith(f"{name} ")]
+        second = _second_words(name)
         ending = f" ({name} {'|'.join(second)})" if second else ""
         rows += [f"\n{GROUPS[name]}:"] if name in GROUPS else []
         rows += [] if " " in name else [f"  {name:<10}  {command.help}{ending}"]
     return USAGE.format(commands="\n".join(rows))
+
+
+def _second_words(name: str) -> list[str]:
+    return [words.split()[1] for words in COMMANDS if words.startswith(f"{name} ")]
 
 
 def version_text() -> str:
@@ -95,19 +99,24 @@ def dispatch(arguments: Sequence[str]) -> None:
     if words[0] == "--version":
         print_line(version_text())
         return
+    from bert_cli.parse.help import help_text as command_help
     from bert_cli.parse.load import describe, load
 
     _check_removed(words)
-    if words[0] == "bench":
-        from bert_cli.config.bench import expand_benchmark
-
-        words = expand_benchmark(words)
     name, rest = split_command(words)
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)
         remedy = f"did you mean {near!r}?" if near else "see bert --help"
         raise ConfigError(f"COMMAND ({name})", "no such command", remedy)
-    settings, loaded = load(COMMANDS[name].settings_class(), rest, f"bert {name}")
+    command = COMMANDS[name]
+    if not command.module and not rest:
+        print_help(command_help(command.settings_class(), name))
+        return
+    if not command.module and rest[0] not in ("-h", "--help"):
+        first, *others = _second_words(name)
+        remedy = f"use one of {', '.join([first, *others])}, as in `bert {name} {first}`"
+        raise ConfigError(f"bert {name} ({rest[0]})", "is no command", remedy)
+    settings, loaded = load(command.settings_class(), rest, f"bert {name}")
     values = vars(settings)
     if values.get("dry_run"):
         print_line(f"settings of bert {name}:\n{describe(settings, loaded)}")
@@ -123,7 +132,7 @@ def dispatch(arguments: Sequence[str]) -> None:
             check_files(values)  # before seconds of TensorFlow
         with _engine(values.get("engine"), f"bert {name}"):
             with quiet_imports():
-                run = COMMANDS[name].run_function()
+                run = command.run_function()
             run(settings)
     except KeyboardInterrupt:
         if kind == "continues":

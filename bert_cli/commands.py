@@ -16,18 +16,25 @@ class Command(NamedTuple):
     """The location of a command's code, and its help."""
 
     module: str
-    """Module with `run(settings)`, relative to the package; `module:name` for another function."""
+    """Module with `run(settings)`, relative to the package; `module:name` for another function, and empty for a word
+    that only starts other commands, whose help is printed."""
     settings: str
     """Module and class of the settings, relative to `config` and without the ending `Settings`."""
     help: str
     """The line of `bert --help`."""
     kind: str
     """`continues` when it is started again, `writes` files from the start, or `shows` its result on standard output."""
+    training: str = ""
+    """The command whose run it looks at: it takes the settings of that command, too."""
 
     def settings_class(self) -> "type[Settings]":
         """Import and return the settings class."""
         kind: type[Settings] = resolve_name(f"bert_cli.config.{self.settings}Settings")
-        return kind
+        if not self.training:
+            return kind
+        from bert_cli.config.over import over
+
+        return over(kind, self.training, COMMANDS[self.training].settings_class())
 
     def run_function(self) -> Callable[[Any], None]:
         """Import and return the function that runs the command."""
@@ -48,8 +55,12 @@ GROUPS = {
 _ROWS = {
     "init": ("tasks.init.run", "init.Init", "choose a run for a text and this machine"),
     "verdict": ("tasks.init.verdict", "init.Verdict", "judge a run of `bert init`"),
-    "doctor": ("tasks.look.doctor", "tools.Doctor", "check this machine and a run's settings"),
-    "doctor machine": ("tasks.look.doctor", "tools.DoctorMachine", "check a machine"),
+    "doctor": (
+        "tasks.look.doctor",
+        "tools.Doctor",
+        "check this machine, or a run before it starts",
+    ),
+    "doctor pretrain": ("tasks.look.doctor", "tools.DoctorRun", "check a run of pre-training"),
     "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
     "download": ("data.text.download", "data.Download", "download a Wikipedia dump"),
     "extract": ("data.text.extract", "data.Extract", "extract text from a dump"),
@@ -67,7 +78,7 @@ _ROWS = {
     "embed": ("tasks.finetune.embed", "embed.Embed", "train vectors of texts for similarity"),
     "predict": ("tasks.use.predict", "use.Predict", "run a model on texts"),
     "serve": ("tasks.use.serve", "use.Serve", "open a page to search or to try a model"),
-    "search": ("tasks.search.ask:list_commands", "search.Search", "find passages of your own text"),
+    "search": ("", "search.Search", "find passages of your own text"),
     "search make": ("tasks.search.make", "search.SearchMake", "read text into an index"),
     "search ask": ("tasks.search.ask", "search.SearchAsk", "print passages that answer a question"),
     "search score": ("tasks.search.score", "search.SearchScore", "score answers to your questions"),
@@ -79,14 +90,16 @@ _ROWS = {
     "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
     "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),
     "compare": ("tasks.look.runs:compare", "tools.Compare", "compare two runs"),
-    "bench": ("tasks.bench.run:list_benchmarks", "bench.Bench", "run a standard benchmark"),
-    "bench pretrain": ("tasks.bench.run", "bench.BenchPretrain", "measure pre-training"),
-    "bench squad": ("tasks.bench.run", "bench.BenchSquad", "measure fine-tuning on SQuAD"),
-    "plan": ("tasks.look.plan", "tools.Plan", "estimate or propose a layout"),
-    "plan squad": ("tasks.look.plan", "tools.PlanSquad", "estimate fine-tuning on SQuAD"),
-    "plan glue": ("tasks.look.plan", "tools.PlanGlue", "estimate fine-tuning on GLUE or CLUE"),
-    "plan ner": ("tasks.look.plan", "tools.PlanNer", "estimate token classification"),
-    "plan classify": ("tasks.look.plan", "tools.PlanClassify", "estimate text classification"),
+    "bench": ("", "bench.Bench", "measure how fast this machine trains"),
+    "bench pretrain": ("tasks.bench.run", "bench.BenchRun", "measure pre-training"),
+    "bench squad": ("tasks.bench.run", "bench.BenchRun", "measure fine-tuning on SQuAD"),
+    "plan": ("", "tools.Plan", "estimate or propose a layout"),
+    "plan pretrain": ("tasks.look.plan", "tools.PlanRun", "estimate pre-training"),
+    "plan squad": ("tasks.look.plan", "tools.PlanRun", "estimate fine-tuning on SQuAD"),
+    "plan glue": ("tasks.look.plan", "tools.PlanRun", "estimate fine-tuning on GLUE or CLUE"),
+    "plan ner": ("tasks.look.plan", "tools.PlanRun", "estimate token classification"),
+    "plan classify": ("tasks.look.plan", "tools.PlanRun", "estimate text classification"),
+    "plan embed": ("tasks.look.plan", "tools.PlanRun", "estimate the training of vectors"),
     "launch": ("tasks.launch", "tools.Launch", "start a command as several processes"),
 }
 # By both words or the first; all other commands continue.
@@ -96,23 +109,29 @@ _NAMES_OF_KINDS = {
     "continues": "search make",
 }
 _KINDS = {name: kind for kind, names in _NAMES_OF_KINDS.items() for name in names.split(", ")}
+VERBS = ("doctor", "bench", "plan")
+"""First words that take the command of a run and its settings."""
+
+
+def _training_of(name: str) -> str:
+    verb, _, command = name.partition(" ")
+    return command if verb in VERBS and command in _ROWS else ""
+
+
 COMMANDS = {
-    name: Command(*row, _KINDS.get(name) or _KINDS.get(name.split()[0], "continues"))
+    name: Command(
+        *row,
+        _KINDS.get(name) or _KINDS.get(name.split()[0], "continues"),
+        _training_of(name),
+    )
     for name, row in _ROWS.items()
 }
-MACHINE_FLAGS = {"--engine", "--require-gpu", "--no-require-gpu", "--json"}
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Split words into a command, of one word or two, and its arguments.
-
-    `bert doctor` without a setting of a run checks the machine.
-    """
+    """Split words into a command, of one word or two, and its arguments."""
     two = " ".join(words[:2])
     if len(words) > 1 and two in COMMANDS:
         return two, list(words[2:])
     name, *rest = words
-    flags = {word.partition("=")[0] for word in rest if word.startswith("-") and word != "-"}
-    if name == "doctor" and flags <= MACHINE_FLAGS:
-        return "doctor machine", rest
     return name, rest

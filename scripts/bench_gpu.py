@@ -73,6 +73,7 @@ def of_jax(size: int) -> tuple[float, float]:
             "--precision",
             "mixed_bfloat16",
             "--no-checkpoint",
+            "--generated-dataset",
         ]
         words += ["--parallel.layout", *LAYOUT.split(), "--global-batch.replicas", "1"]
         words += ["--global-batch.micro-batch-size", str(size), "--steps", str(STEPS)]

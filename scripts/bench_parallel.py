@@ -162,6 +162,7 @@ def seconds_of_squad(micro_batches: int, parallel: dict[str, Any], cores: str) -
         "max_seq_length": 128,
         "doc_stride": 32,
         "parallel": parallel,
+        "generated_dataset": True,
     }
     with tempfile.TemporaryDirectory() as folder:
         config, output = Path(folder, "config.json"), Path(folder, "output.json")

@@ -33,6 +33,7 @@ from jax.sharding import Mesh as Grid
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.features import FeatureReader
 from bert_cli.parallel.cluster import Processes
@@ -125,10 +126,12 @@ def micro_batch_of(order: Any, work: Workload) -> Any:
 
 def main(target: str, *words: str) -> None:
     """Compile the step, and print the bytes of the program and the bytes that it moves."""
-    command = "plan" if not words or words[0].startswith("-") else f"plan {words[0]}"
-    flags = [*words[command != "plan" :], "--engine", "jax", "--parallel.layout", "given"]
+    is_named = bool(words) and not words[0].startswith("-")
+    command = f"plan {words[0] if is_named else 'pretrain'}"
+    flags = [*words[is_named:], "--engine", "jax", "--parallel.layout", "given"]
     flags += ["--parallel.pipeline-stages", "null", "--parallel.pipeline-device-mapping", "null"]
     order, _ = load(COMMANDS[command].settings_class(), flags, command)
+    assert isinstance(order, TrainSettings)
     work = workload_of(order)
     runtime("jax").configure_runtime(work.precision, work.deterministic)
     began = time.monotonic()

@@ -40,7 +40,7 @@ def test_help_version_and_an_unknown_command(capsys):
         assert titles == [f"{title}:" for title in GROUPS.values()]
         assert text.split(titles[0])[1].split()[0] == "init"
         assert all(f"  {name.split()[0]} " in text for name in COMMANDS)
-        assert "(plan squad|glue|ner|classify)" in text
+        assert "(plan pretrain|squad|glue|ner|classify|embed" in text
     assert main(["--version"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("bert ") and "\npython 3." in text and "tensorflow 2.21" in text
@@ -89,7 +89,7 @@ def test_a_training_command_without_arguments_ends_with_two_ways_forward(command
     assert "start with" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if COMMANDS[name].module])
 def test_the_code_of_every_command_is_where_the_table_says(name):
     assert callable(COMMANDS[name].run_function())
 
@@ -179,7 +179,7 @@ def test_a_log_that_cannot_be_written_is_lost_and_a_result_is_an_error(
         ("launch -- pretrain", True),
         ("launch -- bench pretrain", False),
         ("predict a b", False),
-        ("plan --config pretrain_demo_128_phase1", False),
+        ("plan pretrain --config pretrain_demo_128_phase1", False),
         ("export a b --format onnx", False),
         ("inspect a", False),
     ],

@@ -24,7 +24,6 @@ from support.command_lines import JOBS, load_command
 from bert_cli import errors
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS, split_command
-from bert_cli.config.bench import expand_benchmark
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.modernbert import ModernBertConfig
 from bert_cli.facts.products import BatchShape
@@ -247,10 +246,8 @@ def mistakes(words: list[str]) -> Iterator[str]:
     if "bert" not in words[:-1]:
         return
     words = words[words.index("bert") + 1 :]  # `srun --ntasks-per-node 8 bert ...`
-    if words[0] in ("--help", "--version", "COMMAND", "...") or words[:2] == ["bench", "NAME"]:
+    if words[0] in ("--help", "--version", "COMMAND", "..."):
         return
-    if words[0] == "bench":
-        words = expand_benchmark(words)
     name, rest = split_command(words)
     if name not in COMMANDS:
         yield f"bert {name} does not exist"

@@ -7,9 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from bert_cli.config.data import Masking
-from bert_cli.config.finetune import ClassifySettings, GlueSettings, NerSettings, SquadSettings
 from bert_cli.config.markers import Hidden, PathOrName, Positional
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import (
     Devices,
     DryRunSettings,
@@ -19,6 +17,7 @@ from bert_cli.config.settings import (
     Positive,
     SettingError,
     Settings,
+    Shared,
     Unless,
     is_remote,
 )
@@ -54,30 +53,45 @@ class InspectSettings(JsonSettings):
     """Masking of dynamic records for the statistics: use the settings of the run."""
 
 
-class DoctorMachineSettings(EngineSettings, JsonSettings):
-    """Check this machine, without a run; `bert doctor` without settings of a run does the same.
+class DoctorSettings(EngineSettings, JsonSettings):
+    """Check this machine; `bert doctor pretrain` checks a run, too, before it starts.
 
-    Example: bert doctor machine
-    Example: bert doctor machine --engine jax --json -
+    Prints a line for each check, with a remedy for each problem.
+    Example: bert doctor
+    Example: bert doctor --engine jax --json -
     """
 
     require_gpu: bool = False
     """Count a machine without a GPU and a TPU as an error."""
 
 
-class DoctorSettings(PretrainSettings, DoctorMachineSettings):
-    """Check this machine, and a run before it starts; print a line with a remedy for each problem.
+class DoctorRunSettings(TrainSettings, JsonSettings, Shared):
+    """Check this machine, and a run of `bert {command}` before it starts.
 
-    Takes every setting of `bert pretrain`; without settings it checks only the machine.
-    Example: bert doctor --config pretrain_base_128_phase1 --save-ckpt-path runs/base
-    Example: bert doctor
+    Takes every setting of `bert {command}`; prints a line for each check, with a remedy for each problem.
+    Example: bert doctor {command} {flags}
+    Example: bert doctor {command} {flags} --json checks.json
     """
 
     OPENS_FILES = False
 
 
-class Planning(TrainSettings):
-    """Settings of a plan that its run does not have."""
+class PlanSettings(Settings):
+    """Estimate the memory, idle time and traffic of a layout, or propose a layout.
+
+    Write `bert plan` before the command line of a run. It needs no data and builds nothing.
+    Example: bert plan pretrain --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
+    Example: bert plan squad --config squad_base --memory 16GB --devices 1
+    """
+
+
+class PlanRunSettings(TrainSettings, Shared):
+    """Estimate the memory, idle time and traffic of the layout of `bert {command}`, or propose a layout.
+
+    Takes every setting of `bert {command}`; needs no data and builds nothing.
+    Example: bert plan {command} {flags} --devices 1 --memory 16GB
+    Example: bert plan {command} {flags} --parallel.layout auto --devices 16 --memory 16GB
+    """
 
     OPENS_FILES = False
     SAVES = False
@@ -88,33 +102,6 @@ class Planning(TrainSettings):
     """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; by default memory is not checked."""
     processes: Devices = 1
     """Number of processes; the devices are divided among them, and each replica is in one process."""
-
-
-class PlanSettings(PretrainSettings, Planning):
-    """Estimate the memory, idle time and traffic of a layout, or propose a layout.
-
-    Takes every setting of `bert pretrain`; needs no data and builds nothing. `bert plan squad`, `glue`, `ner` and
-    `classify` plan fine-tuning.
-    Example: bert plan --config configs/pretrain_base_128_phase1.json --devices 8 --memory 80GB
-    Example: bert plan --config pretrain_large_512_phase2 --parallel.layout auto --devices 16 --memory 16GB
-    """
-
-
-def _plan(kind: type[TrainSettings], command: str, what: str, example: str) -> type[TrainSettings]:
-    """Return the settings of `bert plan COMMAND`: those of the command, and those of a plan."""
-    text = f"""Estimate the memory of {what}.
-
-    Example: bert plan {command} {example} --memory 16GB --devices 1
-    """
-    return type(f"Plan{kind.__name__}", (kind, Planning), {"__doc__": text, "__module__": __name__})
-
-
-PlanSquadSettings = _plan(SquadSettings, "squad", "fine-tuning on SQuAD", "--config squad_base")
-PlanGlueSettings = _plan(GlueSettings, "glue", "a task of GLUE or CLUE", "--config glue_base")
-PlanNerSettings = _plan(NerSettings, "ner", "token classification", "--max-seq-length 128")
-PlanClassifySettings = _plan(
-    ClassifySettings, "classify", "text classification", "--max-seq-length 256"
-)
 
 
 class LaunchSettings(DryRunSettings):

@@ -27,8 +27,9 @@ from bert_cli.parse.options import (
 MAX_WIDTH = 100
 HELP_COLUMN = 26
 USAGES = {  # of commands whose next words are no positional settings
-    "bench": "bert bench (NAME | pretrain | squad) [options]",
+    "bench": "bert bench (pretrain | squad) [options]",
     "launch": "bert launch [options] -- COMMAND [options]",
+    "plan": "bert plan (pretrain | squad | glue | ner | classify | embed) [options]",
     "search": "bert search (make | ask | score | export) [options]",
 }
 

@@ -30,10 +30,8 @@ from bert_cli.processes import print_help
 Model = TypeVar("Model", bound=Settings)
 
 BATCH_SIZES = ("micro_batch_size", "replicas", "grad_acc_steps_per_replica")
-BENCHMARKS = "benchmarks.json"
-"""A file among the shipped configs that is not a config: named command lines."""
 RECIPES = "recipes.json"
-"""Another such file: the choices of `bert init`."""
+"""A file among the shipped configs that is not a config: the choices of `bert init`."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ def configs_folder() -> Path:
 def named_configs() -> dict[str, Path]:
     """Return the shipped configs by name."""
     paths = sorted(configs_folder().glob("*.json"))
-    return {path.stem: path for path in paths if path.name not in (BENCHMARKS, RECIPES)}
+    return {path.stem: path for path in paths if path.name != RECIPES}
 
 
 def find_config(name: str, given_as: str = "--config", folder: Path = Path()) -> Path:

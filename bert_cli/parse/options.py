@@ -353,6 +353,8 @@ def _unknown_arguments(
         key = flag.lstrip("-")
         near = nearest(flag, flags)
         remedy = f"did you mean {near!r}?" if near else f"see {program} --help"
+        if program == "bert doctor" and flag == "--config":
+            remedy = "a run is checked by `bert doctor pretrain`"
         known = instead_of(key) or removed_setting(our_name(key.replace("-", "_")))
         errors.append(ConfigError(f"{program} ({word})", *(known or ("no such flag", remedy))))
     return combine(errors)

@@ -21,6 +21,7 @@ SETTINGS = {
     "length_buckets": PACKS,
     "dataset_cache": "copy the records first, for example with `aws s3 sync`",
     "compile_for": "leave it out; the plan estimates the memory of a device",
+    "no_build": "leave it out; the first line of the run has its first losses",
     "list_targets": "leave it out; the plan estimates the memory of a device",
     "cluster.bind_address": "name each host in cluster.workers by the address of its interface",
     "bind_address": "name each host in --hosts by the address of its interface",
@@ -42,7 +43,7 @@ SETTINGS = {
 COMMANDS = {
     "pack": PACKS,
     "plan targets": "`bert plan` estimates the memory of a device",
-    "bench": "measure a config, as in `bert bench pretrain --config pretrain_tiny_128_phase1`",
+    "doctor machine": "`bert doctor`",
 }
 
 

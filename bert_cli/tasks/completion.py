@@ -10,7 +10,6 @@ from typing import Any
 import shtab
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config.bench import benchmarks
 from bert_cli.config.tools import CompletionSettings
 from bert_cli.parse.help import add_help
 from bert_cli.parse.load import named_configs
@@ -51,6 +50,4 @@ def _full_parser() -> argparse.ArgumentParser:
         for action in subparser._actions:
             if action.dest in paths:
                 action.complete = config if action.dest == "config" else shtab.FILE
-    for name, (about, _) in benchmarks().items():
-        subparsers["bench"].add_parser(name, add_help=False, help=about)
     return parser

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from bert_cli.commands import COMMANDS, split_command
-from bert_cli.config.bench import expand_benchmark
 from bert_cli.config.tools import LaunchSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError
@@ -52,7 +51,7 @@ def run(settings: LaunchSettings) -> None:
 
 def _check_command(settings: LaunchSettings) -> None:
     """Check once what every process would check."""
-    name, options = split_command(expand_benchmark(settings.command) or ["no command"])
+    name, options = split_command(settings.command or ["no command"])
     training = {command for head in heads() for command in head.commands}
     several = [command for command in COMMANDS if command.removeprefix("bench ") in training]
     if name not in several:

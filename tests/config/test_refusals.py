@@ -22,7 +22,7 @@ REFUSALS = [
     ("tokenize a b --vocab v --masking dynamic --duplication-factor 6", "has no effect with masking"),
     ("tokenize a b --vocab v --masking dynamic --whole-word-masking", "the run has --masking.unit"),
     ("data a b --vocab v --mask-tokens 200", "mask_tokens (--mask-tokens): 200 is more than"),
-    ("pack a gs://bucket/out", "out: gs://bucket/out is an address, but this command needs"),
+    ("extract a gs://bucket/out", "out: gs://bucket/out is an address, but this command needs"),
     ("extract a b --executor dask", "dask needs the address of the scheduler"),
     ("extract a b --executor dask --scheduler s --processes 2", "processes (--processes): has no"),
     ("glue --do-test", "do_test (--do-test): has no effect without save_ckpt_path"),
@@ -35,14 +35,14 @@ REFUSALS = [
     ("embed --train-file a.txt.gz", "contains single texts, but --objective pairs"),
     ("squad --max-seq-length 31", "greater than or equal to 32"),
     ("classify --text-column a,b,c", "names 3 columns; name one or two"),
-    ("doctor --seed 3", "max_seq_length: is missing"),
+    ("doctor pretrain --seed 3", "max_seq_length: is missing"),
     ("inspect folder --n-best-size 21", "(--n-best-size): is always 20; leave it out"),
     ("inspect folder --dataset-cache a", "has no effect on a folder of this machine"),
     (f"bench {TINY} --checkpoint-dir x", "no such setting; set TMPDIR to the folder, as in"),
     (f"bench {TINY} --dry-run", "dry_run (--dry-run): has no effect on a measurement"),
-    (f"plan {TINY[9:]} --parallel.layout auto --devices {10**9}", "less than or equal to 1000000"),
+    (f"plan pretrain {TINY[9:]} --parallel.layout auto --devices {10**9}", "less than or equal to 1000000"),
     (
-        f"plan {TINY[9:]} --parallel.pipeline-stages '[[\"emb\"], [\"hid*2\"]]' "
+        f"plan pretrain {TINY[9:]} --parallel.pipeline-stages '[[\"emb\"], [\"hid*2\"]]' "
         "--parallel.pipeline-device-mapping '[0, 300000000]'",
         "[0, 300000000] leaves a device out; number them from 0",
     ),

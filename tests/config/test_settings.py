@@ -1,10 +1,8 @@
-"""What settings write into files, and the standard benchmarks."""
+"""What settings write into files, and the settings of a measurement."""
 
 from support.orders import order
 from support.settings import RUN
 
-from bert_cli.cli import main
-from bert_cli.config.bench import benchmarks, expand_benchmark
 from bert_cli.config.data import TokenizeSettings
 from bert_cli.config.markers import recorded
 from bert_cli.planning.layout import propose
@@ -27,27 +25,9 @@ def test_a_plain_run_writes_no_settings_of_other_architectures(tmp_path, monkeyp
 
 
 def test_a_chosen_layout_keeps_the_other_settings_of_a_measurement():
-    given, _ = order(
-        "bench pretrain --config pretrain_tiny_128_phase1 --parallel.layout auto --json x.json"
-    )
-    chosen = laid_out(given, propose(workload_of(given), "GPU", 1, 10**11, 1))
+    given, _ = order("bench pretrain --config bench_tiny_128 --json x.json")
+    chosen = laid_out(given, propose(workload_of(given), 1, 10**11, 1))
     assert str(chosen.json_file) == "x.json" and chosen.generated_dataset
-
-
-def test_a_standard_benchmark_is_a_named_command_line_that_flags_override(capsys):
-    assert main(["bench", "--list"]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    for name, (_, words) in benchmarks().items():
-        assert expand_benchmark(["bench", name]) == words
-        assert f"bert {' '.join(words[:2])} " in lines[name]
-        assert order(words)[0].generated_dataset
-    for words, message in ((["tiny_129"], "did you mean 'tiny_128'?"), ([], "bert bench --list")):
-        assert main(["bench", *words]) == 2
-        assert message in capsys.readouterr().err
-    words = ["bench", "base_128", "--global-batch.replicas=2", "--steps", "3"]
-    settings, _ = order(expand_benchmark(words))
-    assert (settings.global_batch.replicas, settings.steps) == (2, 3)
-    assert settings.parallel.layout == "auto"
 
 
 def test_a_manifest_records_marked_settings_and_later_ones_only_where_they_are_set():

@@ -62,7 +62,7 @@ def train(folder, engine, *more):
     first, resumed = folder / "first", folder / "resumed"
     words = ["--config", str(config)]
     commands = [
-        ["plan", *words],
+        ["plan", "pretrain", *words],
         ["pretrain", *words, "--save-ckpt-path", str(first)],
         ["copy", *(str(run / "step_00000001") for run in (first, resumed))],
         ["pretrain", *words, "--save-ckpt-path", str(resumed)],
@@ -85,7 +85,7 @@ def train(folder, engine, *more):
 @pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_toy_of_one_file_and_one_row_trains_resumes_and_plans_on_both_engines(tmp_path, toy):
-    train(tmp_path / "tensorflow", "tensorflow", "doctor")
+    train(tmp_path / "tensorflow", "tensorflow", "doctor", "pretrain")
     changed = ["--save-ckpt-path", str(tmp_path / "jax" / "changed"), "--parallel.recompute"]
     train(tmp_path / "jax", "jax", "pretrain", *changed)
     expected, *shared = (

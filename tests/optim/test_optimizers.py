@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.settings import RUN, SHAPE, merged
 
-from bert_cli.config.tools import DoctorSettings
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.planning.memory import estimate
 from bert_cli.planning.workload import workload_of
@@ -88,7 +88,7 @@ def test_a_toy_with_one_slot_is_trained_sharded_saved_and_resumed(engine, tmp_pa
 
 def test_the_memory_of_a_layout_and_the_size_of_a_checkpoint_ask_the_optimizer(monkeypatch):
     adamw = merged(CONFIG, {"optimizer_opts": {"name": "AdamW"}})
-    settings = DoctorSettings.model_validate(adamw)
+    settings = PretrainSettings.model_validate(adamw)
     moments = estimate(workload_of(settings))[0].moments
     size = checkpoint_bytes(workload_of(settings))
     one_slot = OptimizerKind("", lambda shape: {"momentum": Slot(shape)})

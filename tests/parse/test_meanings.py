@@ -11,7 +11,6 @@ SMALL = RUN | {
     "bert_config": {"num_hidden_layers": 2},
 }
 DEMO = "pretrain --config pretrain_demo_128_phase1"
-MEASURE = "bench pretrain --config pretrain_tiny_128_phase1"
 TOKENIZE = "tokenize in out --vocab v.txt"
 DESCRIBED = SMALL | {
     "about": {"what": "base", "command": "bert pretrain --config base.json", "expect": "little"},
@@ -69,11 +68,10 @@ MEANINGS: Meanings = {
         (f"{TOKENIZE} --sequence-length 512 --masked-lm-prob 0.3", {}, "mask_tokens", 154),
         (f"{TOKENIZE} --sequence-length 512 --mask-tokens 20", {}, "mask_tokens", 20),
     ],
-    "a measurement uses synthetic examples unless a flag names others": [
-        (MEASURE, {}, "generated_dataset", True),
-        (f"{MEASURE} --no-generated-dataset", {}, "generated_dataset", False),
-        (f"{MEASURE} --dataset-dir data/128", {}, "generated_dataset", False),
-        ("bench squad --config squad_base --train-file train.json", {}, "generated_dataset", False),
+    "a measurement reads the examples of the run; standard benchmarks have synthetic ones": [
+        ("bench pretrain --config pretrain_tiny_128_phase1", {}, "generated_dataset", False),
+        ("bench pretrain --config bench_base_128", {}, "generated_dataset", True),
+        ("bench pretrain --config bench_base_128 --steps 3", {}, "steps parallel.layout", (3, "auto")),
     ],
     "the description of a config is dropped when a flag changes its values": [
         ("pretrain", DESCRIBED, "about.what", "base"),

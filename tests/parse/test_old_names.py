@@ -291,5 +291,5 @@ def test_stochastic_rounding_of_the_original_needs_float16():
 
 def test_a_flag_without_effect_is_reported(capsys):
     loaded("pretrain")
-    assert main(["plan", "--config", "c.json", "--logging", "INFO"]) == 0
+    assert main(["plan", "pretrain", "--config", "c.json", "--logging", "INFO"]) == 0
     assert "--logging has no effect here: a run always prints its lines" in capsys.readouterr().out

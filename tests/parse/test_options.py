@@ -43,7 +43,8 @@ def test_help_has_usage_headings_general_options_and_examples(monkeypatch):
     for name, parts in (
         ("tokenize", ("usage: bert tokenize [options] INPUT OUT\n", "options of bert tokenize:",
                       "\nExecution:", "--log-level", "\nexamples:\n  bert tok")),
-        ("doctor", ("options of bert doctor:", "options of bert pretrain:", "Settings of every training run")),
+        ("doctor pretrain", ("options of bert doctor pretrain:", "options of bert pretrain:",
+                             "Settings of every training run")),
         ("pretrain", ("Settings of every training run", "\nmasking", "\noptimizer-opts")),
     ):  # fmt: skip
         text = help_text(settings_of(name), name, is_complete=True)
@@ -57,7 +58,7 @@ def test_help_of_a_run_lists_the_usual_settings_and_names_the_flag_that_lists_al
     for name, shown, hidden in (
         ("pretrain", ["--config", "--dataset-dir", "--optimizer-opts.learning-rate.max"], "--scaling"),
         ("glue", ["--glue-task TASK", "tnews", "--num-epochs"], "--cache-dir"),
-        ("plan", ["--devices", "--parallel.layout", "usual settings of a run"], "--wandb"),
+        ("plan squad", ["--devices", "--parallel.layout", "usual settings of a run"], "--wandb"),
     ):  # fmt: skip
         text = help_text(settings_of(name), name)
         complete = help_text(settings_of(name), name, is_complete=True)

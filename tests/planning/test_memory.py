@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from support.settings import RUN
 
+from bert_cli.commands import COMMANDS
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import ClassifySettings
 from bert_cli.config.parallel import Parallel
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.tools import PlanSettings, PlanSquadSettings
 from bert_cli.config.training import GlobalBatch
 from bert_cli.facts.modernbert import ModernBertConfig
 from bert_cli.parse.load import Loaded, load, validate
@@ -196,8 +196,10 @@ def test_the_estimate_is_within_a_quarter_of_the_compiler_and_9_percent_off_on_a
         numbers = zip(BATCH, sizes.split(" x "), strict=True)
         batch = [word for name, n in numbers for word in (f"--global-batch.{name}", n)]
         is_squad = words[0] == "squad"
-        shape = PlanSquadSettings if is_squad else PlanSettings
-        settings = load(shape, [*COMMON, *words[is_squad:], *batch], "plan")[0]
+        name = "plan squad" if is_squad else "plan pretrain"
+        settings = load(
+            COMMANDS[name].settings_class(), [*COMMON, *words[is_squad:], *batch], "plan"
+        )[0]
         needed = fullest(workload_of(settings))[1].total / 1e9
         errors.append(needed / float(compiled) - 1)
         percent = f"{round(100 * errors[-1]):+d}"

@@ -7,7 +7,6 @@ import pytest
 
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS
-from bert_cli.config.bench import benchmarks
 from bert_cli.config.tools import SHELLS
 from bert_cli.facts.optimizers import OPTIMIZERS
 
@@ -42,7 +41,7 @@ def test_commands_options_choices_configs_and_files_are_completed(tmp_path, caps
 
     assert offered("pre") >= {"preprocess", "pretrain", "predict"}
     assert offered("") >= {name.split()[0] for name in COMMANDS}
-    assert offered("bench", "") >= {"pretrain", "squad", *benchmarks()}
+    assert offered("bench", "") >= {"pretrain", "squad"}
     assert offered("bench", "pretrain", "--warmup-s") == {"--warmup-steps"}
     options = offered("pretrain", "--opti")
     assert {"--optimizer-opts.name", "--optimizer-opts.learning-rate.warmup-frac"} <= options

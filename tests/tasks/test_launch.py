@@ -104,9 +104,9 @@ def test_a_dry_run_prints_every_command_and_starts_none(monkeypatch, capsys):
     assert [line[:9] for line in lines] == ["[0] ssh a", "[1] ssh a", "[2] ssh b", "[3] ssh b"]
     (remote,) = shlex.split(lines[0])[3:]
     assert shlex.split(remote)[-1] == "it's -- mine"
-    assert main([*words, "--bind-address", "ib0", "--", "bench", "tiny_128", *replicas]) == 0
+    assert main([*words, "--bind-address", "ib0", "--", "bench", "pretrain", *TINY, *replicas]) == 0
     *lines, note = capsys.readouterr().out.splitlines()[-3:]
-    bound = " tiny_128 --global-batch.replicas 4 --cluster.bind-address ib0'"
+    bound = " --global-batch.replicas 4 --cluster.bind-address ib0'"
     assert all(line.endswith(bound) for line in lines)
     assert "on ib0 of their hosts" in note
 

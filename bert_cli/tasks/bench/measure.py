@@ -15,7 +15,8 @@ from pathlib import Path
 import keras
 from keras import ops
 
-from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
+from bert_cli.config.bench import BenchRunSettings
+from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import DataError, DeviceError
@@ -33,7 +34,6 @@ from bert_cli.tasks.run.resolve import runtime
 from bert_cli.train import checkpoint
 from bert_cli.train.loop import Hook, Info, copy_state, gather_shards
 
-Settings = BenchPretrainSettings | BenchSquadSettings
 Step = dict[str, float]
 """The seconds of a step since the end of the previous step, the seconds of its `PARTS`, and the numbers of examples,
 tokens, positions and operations; `skipped` counts the steps so far whose gradient was not finite."""
@@ -43,6 +43,8 @@ CHECKPOINT = ("checkpoint_wait_seconds", "checkpoint_write_seconds")
 """Seconds that a run waits while its state is copied, and seconds of writing it in the background."""
 FAILED = [-1.0, -1.0]
 
+LOG_EVERY_STEPS = 1000
+"""Steps between the lines of a measurement, besides those of the first and the last step: a line takes time."""
 ROUNDS = 7
 ROUND_SECONDS = 0.05
 """Minimum seconds for which a round repeats a product: a shorter round measures the clock."""
@@ -108,7 +110,7 @@ class Timer:
         ]
 
 
-def measure(settings: Settings, start_seconds: Mapping[str, float]) -> JSONObject | None:
+def measure(settings: BenchRunSettings, start_seconds: Mapping[str, float]) -> JSONObject | None:
     """Measure a run and return its metrics; None on ranks above 0.
 
     `start_seconds` are the parts of the time since the process began. Raises SystemExit on a request to stop.
@@ -141,10 +143,13 @@ def measure(settings: Settings, start_seconds: Mapping[str, float]) -> JSONObjec
         return {**metrics, **_description(settings, job)} if group.rank == 0 else None
 
 
-def resolve(settings: Settings, stack: ExitStack) -> Job:
+def resolve(settings: BenchRunSettings, stack: ExitStack) -> Job:
     """Return the run that is measured: it has no folder, starts at step 0, scores nothing, and is long enough."""
+    assert isinstance(settings, PretrainSettings | SquadSettings)
     # `about` describes the complete run, not the measured steps.
     changes: dict[str, object] = {"about": None, "save_ckpt_path": None}
+    if "log_every_steps" not in settings.model_fields_set:
+        changes["log_every_steps"] = LOG_EVERY_STEPS
     if settings.generated_dataset and "bert_config" in settings.model_fields_set:
         changes["pretrained_ckpt_path"] = None  # the machine may not have it
     if isinstance(settings, PretrainSettings):
@@ -238,14 +243,14 @@ def _save(run: Run) -> list[float]:
         return FAILED
 
 
-def _description(settings: Settings, job: Job) -> JSONObject:
+def _description(settings: BenchRunSettings, job: Job) -> JSONObject:
     plan = job.plan
     mesh = job.mesh
     values = job.record
-    names = () if settings.generated_dataset else settings.REAL_EXAMPLES
+    examples = {name: values[name] for name in ("dataset_dir", "train_file") if values.get(name)}
     return {
-        "what": settings.WHAT,
-        "input": {name: values[name] for name in names} or "synthetic",
+        "what": "squad" if isinstance(settings, SquadSettings) else "pretrain",
+        "input": "synthetic" if values["generated_dataset"] else examples,
         "examples_per_step": plan.examples_per_step,
         "micro_batch_size": plan.micro_batch_size,
         "micro_batches_per_step": plan.micro_batches_per_step,

@@ -1,24 +1,16 @@
-"""`bert bench`, `bench pretrain` and `bench squad`: list the standard benchmarks, or measure a run with its imports."""
+"""`bert bench pretrain` and `bench squad`: measure a run with its imports."""
 
-import shlex
 import time
 
 import psutil
 
-from bert_cli.config import bench
+from bert_cli.config.bench import BenchRunSettings
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_line, print_table, quiet_imports
 from bert_cli.text import count, format_bytes, format_duration
 
 
-def list_benchmarks(settings: bench.BenchSettings) -> None:
-    """Print the table of the standard benchmarks."""
-    known = bench.benchmarks().items()
-    rows = [(name, about, shlex.join(["bert", *words])) for name, (about, words) in known]
-    print_table(("name", "measures", "command"), rows)
-
-
-def run(settings: bench.BenchPretrainSettings | bench.BenchSquadSettings) -> None:
+def run(settings: BenchRunSettings) -> None:
     """Measure a run and print its metrics."""
     start = {"python_and_settings": max(0.0, time.time() - psutil.Process().create_time())}
     began = time.perf_counter()

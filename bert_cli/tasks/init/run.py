@@ -178,7 +178,7 @@ def commands(chosen: Recipe, goal: str, language: str, sentence: str) -> list[st
         lines.append(f"bert tokenize {out}/sentences/{part} {out}/records/{part} {how}")
     lines += [
         "# training; a run that was stopped continues with the same command",
-        f"bert doctor --config {out}/pretrain.json",
+        f"bert doctor pretrain --config {out}/pretrain.json",
         f"bert pretrain --config {out}/pretrain.json",
     ]
     if goal == "labels":

@@ -2,7 +2,7 @@
 
 import os
 
-from bert_cli.config.tools import DoctorMachineSettings
+from bert_cli.config.tools import DoctorRunSettings, DoctorSettings
 from bert_cli.errors import DeviceError
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import print_line
@@ -11,7 +11,7 @@ from bert_cli.tasks.look.machine import Report
 from bert_cli.text import count
 
 
-def run(settings: DoctorMachineSettings) -> None:
+def run(settings: DoctorSettings | DoctorRunSettings) -> None:
     """Check the machine and a run. After all findings raises an error of the class of the first error, if any."""
     report = examine(settings, Report(quiet=is_stdout(settings.json_file)))
     errors = [finding for finding in report.findings if finding.level == "error"]
@@ -26,7 +26,7 @@ def run(settings: DoctorMachineSettings) -> None:
         raise errors[0].kind(failed, f"did not pass ({total})", "follow the remedies above")
 
 
-def examine(settings: DoctorMachineSettings, report: Report) -> Report:
+def examine(settings: DoctorSettings | DoctorRunSettings, report: Report) -> Report:
     """Run all checks in order; a check that needs the result of a failed check is left out."""
     machine.check_machine(report, os.environ)
     try:

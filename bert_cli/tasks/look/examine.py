@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.tools import DoctorMachineSettings, DoctorSettings
+from bert_cli.config.tools import DoctorRunSettings, DoctorSettings
 from bert_cli.errors import BertError, DataError, install_command
 from bert_cli.files import existing, free_bytes, is_writable
 from bert_cli.parallel.cluster import Processes
@@ -33,14 +33,14 @@ TEMPORARY_FILE_SYSTEMS = {
 }
 
 
-def check_with_engine(settings: DoctorMachineSettings, report: Report) -> None:
+def check_with_engine(settings: DoctorSettings | DoctorRunSettings, report: Report) -> None:
     """Check the devices of the engine, and the run if the settings have one."""
     devices = check_devices(report, settings)
-    if devices is not None and isinstance(settings, DoctorSettings):
+    if devices is not None and isinstance(settings, PretrainSettings):
         check_run(report, settings, devices)
 
 
-def check_devices(report: Report, settings: DoctorMachineSettings) -> Devices | None:
+def check_devices(report: Report, settings: DoctorSettings | DoctorRunSettings) -> Devices | None:
     """Find the devices of this machine; return None if it lacks a device that is required."""
     engine = settings.engine
     find = partial(
@@ -66,7 +66,7 @@ def check_devices(report: Report, settings: DoctorMachineSettings) -> Devices | 
     return devices
 
 
-def check_run(report: Report, settings: DoctorSettings, devices: Devices) -> None:
+def check_run(report: Report, settings: PretrainSettings, devices: Devices) -> None:
     """Take the steps of the run, and check its memory, its precision and its folder."""
     with ExitStack() as stack:
         draft = Draft[PretrainSettings](settings, stack)

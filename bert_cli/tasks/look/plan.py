@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.settings import parse_bytes
-from bert_cli.config.tools import Planning
+from bert_cli.config.tools import PlanRunSettings
 from bert_cli.config.training import TrainSettings, short
 from bert_cli.errors import ConfigError
 from bert_cli.planning import layout
@@ -25,7 +25,7 @@ KIND = "GPU"
 TERMS = ("weights", "accumulators", "moments", "activations", "logits")
 
 
-def run(settings: Planning) -> None:
+def run(settings: PlanRunSettings) -> None:
     """Print the estimate of a layout, or choose one.
 
     Raises ConfigError if it does not fit, or if `auto` lacks --devices or --memory.

@@ -1,20 +1,14 @@
-"""`bert search ask`: print the passages that answer a question best, and `bert search`, which says what there is."""
+"""`bert search ask`: print the passages that answer a question best."""
 
 import os
 import sys
 
-from bert_cli.config.search import SearchAskSettings, SearchSettings
+from bert_cli.config.search import SearchAskSettings
 from bert_cli.data.search.index import Half, Hit
 from bert_cli.errors import UNPRINTABLE, printable
 from bert_cli.files import is_stdout, output_json
-from bert_cli.parse.help import help_text
 from bert_cli.processes import console, print_line
 from bert_cli.tasks.search.opened import open_index
-
-
-def list_commands(settings: SearchSettings) -> None:
-    """Print the help of `bert search`."""
-    print_line(help_text(SearchSettings, "search").rstrip("\n"))
 
 
 def run(settings: SearchAskSettings) -> None:

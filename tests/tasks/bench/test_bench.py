@@ -54,7 +54,7 @@ def short_products(monkeypatch):
 
 
 def words(folder, *flags, config=SMALL):
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"generated_dataset": True, **config}))
     line = ["--config", str(folder / "config.json"), "--json", str(folder / "metrics.json")]
     pace = ["--steps", str(STEPS), "--warmup-steps", str(WARMUP)]
     return ["bench", "pretrain", *line, *pace, *flags]

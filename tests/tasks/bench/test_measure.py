@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from test_bench import SMALL, SQUAD
 
-from bert_cli.config.bench import BenchPretrainSettings, BenchSquadSettings
+from bert_cli.commands import COMMANDS
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.facts.products import BatchShape
@@ -21,10 +21,10 @@ from bert_cli.tasks.run import build
 
 GROUP = {"architecture": "groupbert", "conv_group_size": 4, "num_hidden_layers": 2}
 JOBS = {
-    "recomputed": (BenchPretrainSettings, SMALL | {"parallel": {"recompute": True}}),
-    "packs": (BenchPretrainSettings, SMALL | {"max_sequences_per_pack": 3}),
-    "squad": (BenchSquadSettings, SQUAD),
-    "groupbert": (BenchPretrainSettings, SMALL | {"bert_config": SMALL["bert_config"] | GROUP}),
+    "recomputed": ("pretrain", SMALL | {"parallel": {"recompute": True}}),
+    "packs": ("pretrain", SMALL | {"max_sequences_per_pack": 3}),
+    "squad": ("squad", SQUAD),
+    "groupbert": ("pretrain", SMALL | {"bert_config": SMALL["bert_config"] | GROUP}),
 }  # fmt: skip
 slow = partial(pytest.param, marks=pytest.mark.slow)
 # Operation -> which of its inputs and outputs have the shape of the forward output and of the kernel.
@@ -53,8 +53,9 @@ def product_flops(graph) -> int:
 
 @pytest.mark.parametrize("name", ["recomputed", "groupbert", *map(slow, ("packs", "squad"))])
 def test_the_formula_counts_the_products_of_the_graph(name):
-    kind, values = JOBS[name]
-    settings = kind.model_validate(values)
+    command, values = JOBS[name]
+    kind = COMMANDS[f"bench {command}"].settings_class()
+    settings = kind.model_validate({"generated_dataset": True, **values})
     with ExitStack() as stack:
         job = measure.resolve(settings, stack)
     engine, _, _ = build.build_run(job.work, job.mesh, job.plan)

@@ -11,7 +11,8 @@ from support.metrics import write_metrics
 from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
-from bert_cli.config.tools import DoctorSettings
+from bert_cli.commands import COMMANDS
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.records.formats import dynamic_payloads, static_payloads
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.parallel.cluster import Processes
@@ -36,11 +37,12 @@ FLAGS = {
     "keep-checkpoints": 3,
 }
 ONE = Processes(())
+CHECKED = COMMANDS["doctor pretrain"].settings_class()
 
 
-def settings_of(folder: Path, **changes: object) -> DoctorSettings:
+def settings_of(folder: Path, **changes: object) -> PretrainSettings:
     words = flags_of(FLAGS, save_ckpt_path=folder / "run", **changes)
-    return load(DoctorSettings, words, "bert doctor")[0]
+    return load(CHECKED, words, "bert doctor pretrain")[0]
 
 
 def findings(check, *arguments, **options) -> list[Finding]:
@@ -54,7 +56,7 @@ def the_finding(check, *arguments, **options) -> Finding:
     return only
 
 
-def draft(settings: DoctorSettings, processes: Processes = ONE) -> job.Draft:
+def draft(settings: PretrainSettings, processes: Processes = ONE) -> job.Draft:
     return job.Draft(settings, processes=processes)
 
 
@@ -140,7 +142,7 @@ def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monk
         (None, {"dry_run": None}, "ok", "nothing"),
     ):
         words = flags_of(FLAGS, save_ckpt_path=folder or False, **flag)
-        settings = load(DoctorSettings, words, "bert doctor")[0]
+        settings = load(CHECKED, words, "bert doctor pretrain")[0]
         one = the_finding(examine.check_folder, draft(settings))
         assert one.level == level and message in one.found
     monkeypatch.setattr(machine, "file_system", lambda _: "tmpfs")

@@ -16,7 +16,7 @@ from bert_cli.parse.load import configs_folder, load
 from bert_cli.planning.memory import estimate
 from bert_cli.planning.workload import workload_of
 
-BASE = ["plan", "--config", "pretrain_base_128_phase1"]
+BASE = ["plan", "pretrain", "--config", "pretrain_base_128_phase1"]
 AUTO = ["--parallel.layout", "auto"]
 SHIPPED = sorted(path.stem for path in configs_folder().glob("pretrain_*.json"))
 
@@ -29,7 +29,7 @@ def rows(text: str) -> list[list[str]]:
 def test_every_shipped_config_has_a_plan_whose_terms_add_up(capsys, monkeypatch):
     monkeypatch.delenv("DATASETS_DIR", raising=False)
     for name in SHIPPED:
-        assert main(["plan", "--config", name]) == 0
+        assert main(["plan", "pretrain", "--config", name]) == 0
         text = capsys.readouterr().out
         words = ["--config", name, "--generated-dataset"]
         devices = estimate(workload_of(load(PretrainSettings, words, "bert pretrain")[0]))

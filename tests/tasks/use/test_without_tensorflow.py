@@ -87,7 +87,7 @@ def results(base, models):
         "tokenize": ["tokenize", base / "sentences", base / "records", *flags_of(size)],
         "index": ["index", base / "records"],
         "inspect": ["inspect", base / "records"],
-        "plan": ["plan", *run, "--dataset-dir", base / "records"],
+        "plan": ["plan", "pretrain", *run, "--dataset-dir", base / "records"],
         "pretrain": ["pretrain", *run, *JAX, "--dataset-dir", base / "records"],
         "classify": ["classify", *JAX, "--pretrained-ckpt-path", base / "model", "--num-epochs", 1],
         "google": ["predict", base / "google", "a [MASK]", *JAX],
