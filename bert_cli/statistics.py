@@ -124,6 +124,11 @@ class Score(NamedTuple):
         low, high = (None if math.isnan(bound) else bound for bound in (self.low, self.high))
         return {"low": low, "high": high, "n": self.n, "groups": self.groups}
 
+    @property
+    def as_json(self) -> dict[str, float | None]:
+        """Return the value and the bounds as in JSON."""
+        return {"value": self.value if math.isfinite(self.value) else None, **self.bounds}
+
     @classmethod
     def of(cls, value: float, bounds: Mapping[str, Any]) -> "Score":
         """Return a value with its `bounds`."""

@@ -178,9 +178,9 @@ class PlotSettings(Settings):
 
 
 class CompareSettings(JsonSettings):
-    """Show the differences between two runs in settings and results.
+    """Show the settings that differ between two runs, their scores and the interval of the difference.
 
-    A folder of several seeds (seed_1984/, ...) counts as one run, with mean and deviation.
+    A folder of several seeds (seed_1984/, ...) counts as one run, with the mean of its scores.
     Example: bert compare runs/adamw runs/lamb
     Example: bert compare runs/mrpc_2e-5 runs/mrpc_5e-5 --json differences.json
     """

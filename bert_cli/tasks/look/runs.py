@@ -20,13 +20,13 @@ from bert_cli.statistics import Score, describe, difference
 from bert_cli.tasks.look import summary
 from bert_cli.text import count, format_duration
 from bert_cli.train import health, history
-from bert_cli.train.checkpoint import METRICS
 from bert_cli.train.history import Run
 from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT
 from bert_cli.train.scores import read_samples
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
 Value = TypeVar("Value")
+SIDES = ("first", "second")
 MAX_METRICS = 3
 """Metrics in a cell of the list; JSON has all."""
 
@@ -145,47 +145,65 @@ def compare(settings: CompareSettings) -> None:
     if settings.first.resolve() == settings.second.resolve():
         where = f"second ({settings.second})"
         raise DataError(where, "is the same run as the first", "name another run")
-    window = summary.window_for([*sides[0], *sides[1]])
     names = summary.names_of([Run(folder) for folder in folders.values()])
     # A setting whose value differs between the seeds of a side is a list.
     rows = [[entry.flat_settings for entry in runs] for runs in sides]
-    settings_of = [row[0] | summary.differing_settings(row) for row in rows]
-    values = [[summary.summary_of(entry, window) for entry in runs] for runs in sides]
-    results = list(map(summary.spread, values))
-    described: JSONObject = {
-        "runs": [
-            {
-                "name": f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name,
-                "folders": [str(entry.folder) for entry in runs],
-                "what": runs[0].kind,
-                "states": [entry.state for entry in runs],
-            }
-            for name, runs in zip(names, sides, strict=True)
-        ],
-        "smoothed_over_steps": window,
-        "settings": summary.differing_settings(settings_of),
-        "results": {n: [entry.get(n) for entry in results] for n in results[0] | results[1]},
-        "intervals": _intervals(sides),
+    differing = summary.differing_settings(
+        [row[0] | summary.differing_settings(row) for row in rows]
+    )
+    scores = _scores(sides)
+    runs_of = [
+        {
+            "name": f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name,
+            "folders": [str(entry.folder) for entry in runs],
+            "what": runs[0].kind,
+            "states": [entry.state for entry in runs],
+        }
+        for name, runs in zip(names, sides, strict=True)
+    ]
+    described = {
+        name: {what: score.as_json for what, score in row.items()} for name, row in scores.items()
     }
-    output_json(settings.json_file, described)
-    if not is_stdout(settings.json_file):
-        _print(described)
+    values: JSONObject = {"runs": runs_of, "settings": differing, "scores": described}
+    output_json(settings.json_file, values)
+    if is_stdout(settings.json_file):
+        return
+    titles = [str(side["name"]) for side in runs_of]
+    if differing:
+        cells = [(name, *map(summary.value_in_words, pair)) for name, pair in differing.items()]
+        print_table(("settings that differ", *titles), cells)
+    else:
+        print_line("Both have the same settings.")
+    print_line("")
+    if scores:
+        print_table(("score", *titles, "difference"), [*map(_cells, scores, scores.values())])
+        print_line(
+            "\nIn brackets are 95 % intervals; there is a difference if both scored the same examples."
+        )
+    else:
+        print_line("Neither has scores; `bert plot` draws their losses.")
 
 
-def _intervals(sides: Sequence[Sequence[Run]]) -> JSONObject:
-    """Return the bounds of the scores of both sides and, where these scored the same examples, of their difference."""
+def _scores(sides: Sequence[Sequence[Run]]) -> dict[str, dict[str, Score]]:
+    """Return the scores of both sides and, where these scored the same examples, their difference."""
     samples = [[read_samples(entry.folder) for entry in runs] for runs in sides]
-    intervals: JSONObject = {}
+    scores: dict[str, dict[str, Score]] = {}
     for name in dict.fromkeys(name for runs in samples for run in runs for name in run):
         first, second = ([run[name] for run in runs if name in run] for runs in samples)
         both = (second, first) if first and second else ([], [])
         pairs = {"first": (first, []), "second": (second, []), "difference": both}
-        intervals[summary.score_name(name)] = {
-            what: difference(*pair).bounds
+        scores[name] = {
+            what: difference(*pair)
             for what, pair in pairs.items()
             if len({sample.examples.digest for side in pair for sample in side}) == 1
         }
-    return intervals
+    return scores
+
+
+def _cells(name: str, row: Mapping[str, Score]) -> tuple[str, ...]:
+    sides = [f"{row[side]:.4f}, n {row[side].n:,}" if side in row else "-" for side in SIDES]
+    change = f"{row['difference']:+.4f}" if "difference" in row else ""
+    return name.replace("_", " "), *sides, change
 
 
 def _open(folder: Path, where: str) -> list[Run]:
@@ -194,53 +212,4 @@ def _open(folder: Path, where: str) -> list[Run]:
     if any(entry.parent != folder or not entry.name.startswith("seed_") for entry in inner):
         problem = f"contains {count(len(inner), 'run')}"
         raise DataError(f"{where} ({folder})", problem, f"name one of them, such as {inner[0]}")
-    for entry in runs:
-        if not entry.steps:
-            remedy = "wait for the first one, or name another run"
-            raise DataError(f"{where} ({entry.folder})", f"has no step in {METRICS} yet", remedy)
     return runs
-
-
-def _print(described: JSONObject) -> None:
-    first, second = described["runs"]
-    names = (first["name"], second["name"])
-    settings = described["settings"].items()
-    if settings:
-        rows = [(name, *map(summary.value_in_words, pair)) for name, pair in settings]
-        print_table(("settings that differ", *names), rows)
-    else:
-        print_line("Both have the same settings.")
-    print_line("")
-    kinds = (first["what"], second["what"])
-    states = (", ".join(dict.fromkeys(side["states"])) for side in (first, second))
-    rows = [("command", *kinds, "")] if kinds[0] != kinds[1] else []
-    rows.append(("state", *states, ""))
-    for name, pair in described["results"].items():
-        cells = []
-        change = ""
-        bounds = described["intervals"].get(name, {})
-        for side, statistics in zip(("first", "second"), pair, strict=True):
-            deviation = statistics and statistics["standard_deviation"]
-            cell = summary.in_words(name, statistics["mean"]) if statistics else "-"
-            cell += f" +- {summary.in_words(name, deviation)}" if deviation else ""
-            cells.append(cell + _bounds(name, bounds.get(side) if statistics else None))
-        if None not in pair:
-            number = pair[1]["mean"] - pair[0]["mean"]
-            sign = "+" if number > 0 else "-" if number < 0 else ""
-            change = f"{sign}{summary.in_words(name, abs(number))}"
-            change += _bounds(name, bounds.get("difference"))
-        rows.append((summary.label_of(name), *cells, change))
-    print_table(("results", *names, "difference"), rows)
-    smoothing = summary.window_in_words(described["smoothed_over_steps"])
-    print_line(f"\nLosses, accuracies and gradient norms are {smoothing}.")
-    if described["intervals"]:
-        print_line(
-            "In brackets are 95 % intervals; a difference has one if both scored the same examples."
-        )
-
-
-def _bounds(name: str, bounds: Mapping[str, float | None] | None) -> str:
-    if bounds is None or bounds["low"] is None:
-        return ""
-    low, high = (summary.in_words(name, bounds[end]) for end in ("low", "high"))
-    return f" [{low}, {high}] n {bounds['n']:,}"

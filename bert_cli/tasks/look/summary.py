@@ -1,12 +1,11 @@
-"""Runs in numbers and as text, for `bert plot`, `runs` and `compare`.
+"""Runs in numbers and as text, for `bert plot` and `bert compare`.
 
 The loss of a single step is noisy, so last and best values are means over a window of steps. Values that are not
 finite are left out and counted.
 """
 
 import json
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +69,7 @@ def summary_of(run: Run, window: int) -> dict[str, float]:
         summary |= _last_and_best(run, name, name, window)
     for name in metric_names([run], held_out=True):
         summary |= _last_and_best(run, name, f"held-out {name.removeprefix(HELD_OUT)}", None)
-    summary |= {score_name(name): value for name, value in run.scores.items()}
+    summary |= {f"score {name.replace('_', ' ')}": value for name, value in run.scores.items()}
     for name in speeds:
         if np.isfinite(values[name]).any():
             summary[f"{name.replace('_', ' ')}, median"] = np.nanmedian(values[name])
@@ -86,11 +85,6 @@ def summary_of(run: Run, window: int) -> dict[str, float]:
     return {name: float(value) for name, value in summary.items()}
 
 
-def score_name(name: str) -> str:
-    """Return the name of a score among the results of a run."""
-    return f"score {name.replace('_', ' ')}"
-
-
 def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[str, float]:
     steps, values = series(run, name)
     values = values if window is None else smoothed(values, window)
@@ -104,17 +98,6 @@ def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[
         f"{label}, best": values[best],
         f"{label}, step of the best": steps[best],
     }
-
-
-def spread(summaries: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
-    """Return mean and standard deviation of each metric that all summaries have; None for one summary."""
-    spreads: dict[str, dict[str, float | None]] = {}
-    for name in summaries[0]:
-        row = [summary[name] for summary in summaries if name in summary]
-        if len(row) == len(summaries):
-            deviation = statistics.stdev(row) if len(row) > 1 else None
-            spreads[name] = {"mean": statistics.mean(row), "standard_deviation": deviation}
-    return spreads
 
 
 def differing_settings(settings: Sequence[JSONObject]) -> dict[str, list[object]]:
