@@ -116,7 +116,8 @@ class Cluster(Settings):
     }
 
     workers: list[str] = []
-    """host:port of every process, in the order of ranks; set by `bert launch`."""
+    """host:port of every process, in the order of ranks; set by `bert launch`. A process listens on the interface of
+    its host, without authentication, so the network must be trusted."""
     rank: Annotated[int, Field(ge=0)] | None = None
     """Rank of this process."""
     lost_after_seconds: Annotated[int, Field(ge=5, le=600)] = 20
@@ -125,9 +126,6 @@ class Cluster(Settings):
     """Seconds within which all processes must have started; otherwise those that have end."""
     report_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
     """Seconds after which the processes print the rank that they are waiting for."""
-    bind_address: str | None = None
-    """Network interface on which this process listens, by name or IPv4 address; by default loopback on one
-    host, otherwise every interface. Connections are not authenticated, so the network must be trusted."""
 
     def _check(self) -> None:
         if self.rank is not None and self.rank >= len(self.workers):

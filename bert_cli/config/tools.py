@@ -113,18 +113,16 @@ class LaunchSettings(DryRunSettings):
     --parallel.layout auto
     """
 
-    NEEDS = {name: "hosts" for name in ("bind_address", "remote_shell", "pass_variables")}
+    NEEDS = {name: "hosts" for name in ("remote_shell", "pass_variables")}
 
     processes: Positive = 1
     """Number of processes on each host. They divide the GPUs of the host, or its cores if it has no GPU."""
     hosts: list[str] = []
     """Hosts on which to start processes by ssh, such as a,b or user@a,user@b; by default only this host. All hosts
-    need the same folder, environment and file system."""
+    need the same folder, environment and file system. The processes listen on the interface that has the address of
+    their host's name, without authentication, so the network must be trusted."""
     port: Annotated[int, Field(ge=1024, le=LAST_PORT)] | None = None
     """First port of the processes on a host; by default free ports on this host, and 22300 on other hosts."""
-    bind_address: str | None = None
-    """Network interface of the hosts on which the processes listen, such as ib0; by default every interface.
-    Connections are not authenticated, so the network must be trusted."""
     remote_shell: str = "ssh"
     """Program that runs a command on a host, called with host and command; may have options, as 'ssh -p 2222'."""
     pass_variables: list[str] = []

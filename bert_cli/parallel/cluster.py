@@ -28,6 +28,8 @@ PORTS = range(20_000, 32_000)
 PORTS_OF_STEP = 64
 STEPS_OF_JOB = 8
 CONNECT_SECONDS = 2.0
+LOOPBACK = "lo"
+ON_ALL = "it listens on all interfaces, so the network must be trusted"
 
 
 class StoppedWhileJoiningError(Exception):
@@ -58,8 +60,6 @@ class Processes:
 class Rendezvous:
     """Settings for joining the processes, and for the detection of lost processes."""
 
-    bind_address: str | None = None
-    """Address or name of the interface to listen on; by default all interfaces."""
     report_after_seconds: float = 60.0
     lost_after_seconds: int = 20
     register_seconds: float = 300.0
@@ -273,68 +273,52 @@ def _problem_of(worker: str) -> str:
     return ""
 
 
-def find_interface(processes: Processes, bind_address: str | None) -> tuple[Processes, str | None]:
-    """Return the processes with the addresses to use, and the interface, None for every interface.
+def find_interface(processes: Processes) -> tuple[Processes, str | None]:
+    """Return the processes with the addresses to use, and the interface of this process, None for every interface.
 
-    Processes on one host use its loopback. Raises ConfigError if no interface of this host has the name or address, or
-    if the address of this process in `processes` is on another interface.
+    Processes on one host use its loopback. Of several hosts, each uses the interface that has the address of its name.
     """
-    if bind_address is not None:
-        interfaces = {
-            name: [entry.address for entry in entries if entry.family != psutil.AF_LINK]
-            for name, entries in psutil.net_if_addrs().items()
-        }
-        where = f"cluster.bind_address ({bind_address})"
-        chosen = [name for name, at in interfaces.items() if bind_address in (name, *at)]
-        if not chosen:
-            remedy = f"set one of {', '.join(interfaces)}"
-            raise ConfigError(where, "is not an interface of this host", remedy)
-        host = processes.workers[processes.rank].rpartition(":")[0].strip("[]")
-        addresses = interfaces[chosen[0]]
-        resolved = _addresses_of(host)
-        if set(addresses).isdisjoint(resolved):
-            theirs = ", ".join(resolved) or "nothing"
-            problem = f"has {', '.join(addresses)}, but {host} resolves to {theirs}"
-            remedy = "set the interface of that address"
-            if not any(address in at for at in interfaces.values() for address in resolved):
-                remedy = "correct the host's name in /etc/hosts or in --cluster.workers"
-            raise ConfigError(where, problem, remedy)
-        return processes, chosen[0]
-    if len(processes.local_ranks) < processes.count:
-        return processes, None
-    ports = [worker.rpartition(":")[2] for worker in processes.workers]
-    return replace(processes, workers=tuple(f"127.0.0.1:{port}" for port in ports)), "lo"
+    if len(processes.local_ranks) == processes.count:
+        ports = [worker.rpartition(":")[2] for worker in processes.workers]
+        workers = tuple(f"127.0.0.1:{port}" for port in ports)
+        return replace(processes, workers=workers), LOOPBACK
+    host = processes.workers[processes.rank].rpartition(":")[0].strip("[]")
+    resolved = addresses_of(host)
+    for name, entries in psutil.net_if_addrs().items():
+        # Debian's /etc/hosts has the own name with 127.0.1.1, which other hosts cannot reach.
+        if name != LOOPBACK and any(entry.address in resolved for entry in entries):
+            return processes, name
+    addresses = ", ".join(resolved) or "nothing"
+    print_error(f"cluster: {host} resolves to {addresses}, on no network of this host; {ON_ALL}")
+    return processes, None
 
 
-def _addresses_of(host: str) -> list[str]:
+def addresses_of(host: str) -> list[str]:
     """Return the addresses of a host's name, none if it does not resolve."""
     with suppress(OSError):
         return sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None)})
     return []
 
 
-def bind_to_interface(interface: str, port: int, *, is_required: bool) -> None:
+def bind_to_interface(interface: str, port: int) -> None:
     """Bind this process' sockets of a port to an interface: connections over other interfaces are refused.
 
-    Linux before 5.7 does not allow it: a message is printed, or DeviceError raised if binding `is_required`.
+    Linux before 5.7 allows it only to root: then a message is printed.
     """
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # the listing's own descriptor, closed by now
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 with socket.socket(fileno=os.dup(number)) as candidate:
                     if candidate.getsockname()[1:2] == (port,):
-                        _bind(candidate, interface, is_required)
+                        _bind(candidate, interface)
     # For the sockets of NCCL, on GPUs.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
 
 
-def _bind(open_socket: socket.socket, interface: str, is_required: bool) -> None:
+def _bind(open_socket: socket.socket, interface: str) -> None:
     try:
         open_socket.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
     except OSError as error:
-        problem = f"cannot limit connections to {interface} ({error.strerror})"
-        if is_required:
-            remedy = "leave it out where the network is trusted"
-            raise DeviceError("cluster.bind_address", problem, remedy) from error
-        effect = "listens on all interfaces, so the network must be trusted"
-        print_error(f"cluster: {problem}; {effect}")
+        print_error(
+            f"cluster: cannot limit connections to {interface} ({error.strerror}); {ON_ALL}"
+        )

@@ -32,8 +32,8 @@ PASSED = ("DATASETS_DIR",)
 GRACE_SECONDS = 30.0
 """Seconds that the other processes have to stop after a process has failed; then they are killed."""
 TRUST = (
-    "the processes accept connections on {on} of their hosts without authentication: anyone who can reach them can run "
-    "code. The network must be trusted; --bind-address chooses the interface"
+    "the processes accept connections on the interfaces of these hosts' addresses without authentication: anyone who "
+    "can reach them can run code. The network must be trusted"
 )
 
 
@@ -44,7 +44,7 @@ def run(settings: LaunchSettings) -> None:
     for process in processes:
         print_line(f"[{process.rank}] {shlex.join(process.words)}")
     if settings.hosts:
-        print_line(f"launch: {TRUST.format(on=settings.bind_address or 'every interface')}")
+        print_line(f"launch: {TRUST}")
     if not settings.dry_run:
         supervise(processes, GRACE_SECONDS)
 
@@ -96,8 +96,7 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
         ports = _free_ports(count, settings.port)
         gpus_of(0, count, environment)
     workers = [f"{name}:{port}" for name in names for port in ports]
-    bind = ["--cluster.bind-address", settings.bind_address] if settings.bind_address else []
-    program = [*PROGRAM, *settings.command, *bind]
+    program = [*PROGRAM, *settings.command]
     processes = []
     for rank in range(len(workers)):
         host = hosts[rank // count]

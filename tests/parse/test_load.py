@@ -281,7 +281,7 @@ def test_layout_auto_does_not_check_the_stages_that_it_replaces():
     settings, _ = order("pretrain --parallel.layout auto", SMALL | {"parallel": parallel})
     complete = [["emb", *["hid"] * 12, "enc_out", "pool", "heads"]]
     assert stages_of(workload_of(settings)) == (complete, [0])
-    chosen = propose(workload_of(settings), "GPU", 2, 10**12).parallel
+    chosen = propose(workload_of(settings), 2, 10**12).parallel
     assert (chosen.pipeline_stages, chosen.pipeline_device_mapping) == (complete, [0])
 
 

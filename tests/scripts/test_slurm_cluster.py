@@ -249,12 +249,3 @@ def test_the_workers_of_an_array_come_back_when_its_first_task_is_requeued(slurm
     assert len(alone) == 8
     for path in alone:
         assert path.read_bytes() == (slurm.folder / "shared" / path.name).read_bytes()
-
-
-def test_an_interface_without_the_address_of_its_host_is_refused_by_name(slurm):
-    bert = [slurm.folder / ".venv" / "bin" / "bert", *pretrain("refused"), "--cluster.bind-address"]
-    done = slurm.call("srun", *TWO_HOSTS, *bert, "eth1")
-    assert done.returncode == 2, done.stderr
-    problem = r"\(eth1\): has 10\.78\.0\.(\d)\b.*, but node(\d) resolves to 10\.77\.0\.(\d);"
-    numbers = re.findall(problem, done.stderr)
-    assert len(numbers) == 2 and all(len(set(host)) == 1 for host in numbers), done.stderr

@@ -36,6 +36,7 @@ from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import (
     Processes,
     Rendezvous,
+    addresses_of,
     find_interface,
     not_connected,
     wait_for_processes,
@@ -261,14 +262,14 @@ def _gpus(processes: Processes) -> list[int]:
 
 def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Processes:
     """Join the other processes; return them with the addresses of their rendezvous."""
-    processes, interface = find_interface(processes, rendezvous.bind_address)
+    processes, interface = find_interface(processes)
     rank = processes.rank
     host, _, port = processes.workers[0].rpartition(":")
     try:
         with wait_for_processes(processes, rendezvous, interface) as listener:
             if rank == 0:
                 listener.settimeout(rendezvous.register_seconds)
-                service = _start_service(processes.count, interface, links)
+                service = _start_service(processes, interface, links)
                 link = _accept_links(listener, processes.count, service, links)
             else:
                 address = host.strip("[]"), int(port)
@@ -310,14 +311,17 @@ def _use_equal_threads(client: Any, processes: Processes, seconds: float) -> Non
         print_line(f"cluster: {where}, others up to {max(numbers)}; {threads}")
 
 
-def _start_service(count: int, interface: str | None, links: Links) -> int:
-    """Start JAX's coordination service on an interface, or on all interfaces, and return its port."""
-    addresses = psutil.net_if_addrs().get(interface or "", ())
-    hosts = [address.address for address in addresses if address.family == socket.AF_INET]
-    host = hosts[0] if hosts else "0.0.0.0"
+def _start_service(processes: Processes, interface: str | None, links: Links) -> int:
+    """Start JAX's coordination service on this host's address, or on all interfaces, and return its port."""
+    resolved = addresses_of(processes.workers[processes.rank].rpartition(":")[0].strip("[]"))
+    entries = psutil.net_if_addrs().get(interface or "", ())
+    host = next(
+        (at.address for at in entries if at.family == socket.AF_INET and at.address in resolved),
+        "0.0.0.0",
+    )
     with socket.create_server((host, 0)) as free:
         port = int(free.getsockname()[1])
-    words = [sys.executable, "-c", SERVICE, f"{host}:{port}", str(count)]
+    words = [sys.executable, "-c", SERVICE, f"{host}:{port}", str(processes.count)]
     pipe = subprocess.PIPE
     # Its standard input stays open as long as this process lives.
     process = links.service = subprocess.Popen(

@@ -276,7 +276,7 @@ def _join(processes: Processes, rendezvous: Rendezvous) -> Processes:
     """Join the other processes; return them with the addresses of their rendezvous."""
     # MultiWorkerMirroredStrategy only starts TensorFlow's runtime for collectives (ring over gRPC on CPUs, NCCL on
     # GPUs) and its service that tracks which processes are alive.
-    processes, interface = find_interface(processes, rendezvous.bind_address)
+    processes, interface = find_interface(processes)
     # TensorFlow's server takes the port over.
     wait_for_processes(processes, rendezvous, interface).close()
     context.context().configure_coordination_service(
@@ -302,5 +302,5 @@ def _join(processes: Processes, rendezvous: Rendezvous) -> Processes:
         raise not_connected(processes, error.message.splitlines()[0]) from error
     if interface is not None:
         port = int(processes.workers[processes.rank].rpartition(":")[2])
-        bind_to_interface(interface, port, is_required=rendezvous.bind_address is not None)
+        bind_to_interface(interface, port)
     return processes

@@ -44,7 +44,7 @@ def test_a_task_of_one_file_and_one_record_trains_resumes_plans_and_predicts(
         math.prod(w.shape) for w in trained.values()
     )
     assert all(device.total > 0 for device in memory.estimate(workload_of(settings)))
-    assert "mean_pool length_head" in " ".join(layout.describe_layout(workload_of(settings), "CPU"))
+    assert "mean_pool length_head" in " ".join(layout.describe_layout(workload_of(settings)))
 
     shutil.rmtree(last)
     toy_task.run(settings)
