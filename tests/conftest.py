@@ -26,7 +26,7 @@ LONGEST_FIRST = (
     "embed_teacher", "start", "several_labels", "processes", "corpora", "jax_features", "jax_mesh", "few", "card",
     "beside_pytorch", "schedules", "embed", "average", "runtimes", "byte_level_model", "wrapping", "init", "bench",
     "data", "launch", "slurm", "trackers", "documents", "embed_loss", "mistakes", "runner", "preprocess", "duplicates",
-    "own_text", "remote", "torture", "architectures",
+    "own_text", "torture", "architectures",
 )  # fmt: skip
 """Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
 

@@ -310,7 +310,7 @@ class IndexSettings(ProcessSettings):
     vocab: Recorded[PathOrName | None] = None
     """Vocabulary of records made by another tool (a folder without corpus.json)."""
     check: bool = False
-    """Read every record and check the checksums, lengths and values that a run checks."""
+    """Compare every file with the checksums of an earlier corpus.json, and check every record as a run does."""
 
 
 class DataChainSettings(

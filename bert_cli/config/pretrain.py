@@ -7,13 +7,11 @@ from pydantic import field_validator
 
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
 from bert_cli.config.markers import Collective, Fixed, PathOrName, Usual
-from bert_cli.config.settings import Needs, Positive, SettingError, Unless, is_remote
+from bert_cli.config.settings import Needs, Positive, SettingError
 from bert_cli.config.training import TrainSettings, WeightedCorpus
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
-
-CACHE = Path("~/.cache/bert/records")
 
 
 class PretrainSettings(TrainSettings):
@@ -28,21 +26,13 @@ class PretrainSettings(TrainSettings):
         **dict.fromkeys(
             ("evaluate_every_steps", "evaluation_examples", "baselines"), "validation_dir"
         ),
-        "dataset_cache": Unless(
-            lambda of: (
-                of.dataset_cache == CACHE.expanduser() or any(map(is_remote, of.record_paths))
-            ),
-            "without records at an address, such as s3://bucket/records",
-        ),
     }
 
     dataset_dir: Usual[PathOrName | list[WeightedCorpus] | None] = None
-    """Folder of records with a corpus.json, or its address (s3://...). To mix several folders by weight, repeat the
+    """Folder of records with a corpus.json. To mix several folders by weight, repeat the
     flag, or use a list of {"path": ..., "weight": ...} in the config. `$DATASETS_DIR` and `~` are expanded."""
     validation_dir: Collective[Usual[PathOrName | None]] = None
     """Folder of records for the evaluation every `evaluate_every_steps`."""
-    dataset_cache: Path = CACHE
-    """Folder on this machine that caches records from object storage."""
     generated_dataset: Fixed[bool] = False
     """Train on synthetic examples instead of the records in dataset_dir, to test a machine or a layout."""
     max_predictions_per_seq: Fixed[Usual[Positive]]

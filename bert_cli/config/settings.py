@@ -45,6 +45,8 @@ class Unless(NamedTuple):
 Need = str | tuple[Any, ...] | Unless
 """A setting that must be given, a setting and the values that it may have, or a predicate."""
 Needs = Mapping[str, Need | list[Need]]
+ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)")
+"""Start of an address such as `s3://bucket/records`."""
 INTEGERS = 2**63
 """Bound of the absolute value of integers, as for int64."""
 
@@ -100,12 +102,13 @@ class Settings(BaseModel):
             raise SettingError("", "got true or false", "use a value of the kind that --help shows")
         if "" in values and is_path(about):
             raise SettingError("", "is empty", "use a path, '.' for the current folder")
-        if Path in kinds and isinstance(value, str) and is_remote(value):
-            # Path would drop one of its slashes.
-            problem = f"{value} is an address, but this command needs local files"
-            remedy = "copy them here first, for example with `aws s3 cp --recursive`"
-            raise SettingError("", problem, remedy)
         if is_path(about):
+            for path in values:
+                # Path would drop one of its slashes.
+                if isinstance(path, str) and ADDRESS.match(path):
+                    problem = f"{path} is an address, but this command needs local files"
+                    remedy = "copy them here first, for example with `aws s3 sync`"
+                    raise SettingError("", problem, remedy)
             is_opened = (info.context or {}).get("is_opened", lambda name: False)
             value = _expand(value, is_opened(info.field_name))
         if not all(map(is_utf8, values)):
@@ -219,11 +222,6 @@ def is_set(settings: BaseModel, name: str) -> bool:
         return is_set(getattr(settings, group), inner)
     default = type(settings).model_fields[name].get_default(call_default_factory=False)
     return name in settings.model_fields_set and getattr(settings, name) != default
-
-
-def is_remote(name: str) -> bool:
-    """Return whether the name of a folder is an address such as `s3://bucket/records`."""
-    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)", name) is not None
 
 
 def parse_bytes(text: str) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from bert_cli.config.data import Masking
-from bert_cli.config.markers import Hidden, PathOrName, Positional
+from bert_cli.config.markers import Hidden, Positional
 from bert_cli.config.settings import (
     Devices,
     DryRunSettings,
@@ -18,8 +18,6 @@ from bert_cli.config.settings import (
     SettingError,
     Settings,
     Shared,
-    Unless,
-    is_remote,
 )
 from bert_cli.config.training import TrainSettings
 
@@ -34,15 +32,8 @@ class InspectSettings(JsonSettings):
     Example: bert inspect data/books/512 --examples 10 --masking.unit word
     """
 
-    NEEDS = {
-        "dataset_cache": Unless(lambda of: is_remote(of.folder), "on a folder of this machine")
-    }
-
-    folder: Positional[PathOrName]
-    """Folder of records with a corpus.json, as `bert tokenize` or `bert index` writes it, or its address
-    (s3://...)."""
-    dataset_cache: Path = Path("~/.cache/bert/records")
-    """Folder on this machine that caches records from object storage, as for `bert pretrain`."""
+    folder: Positional[Path]
+    """Folder of records with a corpus.json, as `bert tokenize` or `bert index` writes it."""
     examples: int = Field(3, ge=0)
     """Examples to show as text."""
     sample: int = Field(20_000, ge=1)

@@ -197,7 +197,7 @@ class EvaluateSettings(RunSettings, EngineSettings, JsonSettings):
     """
 
     dataset_dir: PathOrName | None = None
-    """Folder of records, or its address (s3://...); by default the run's validation_dir."""
+    """Folder of records; by default the run's validation_dir."""
     examples: Positive | None = None
     """Number of examples; by default the run's evaluation_examples."""
     baselines: bool = True

@@ -85,10 +85,6 @@ MEANINGS: Meanings = {
         ("pretrain", SMALL, "save_ckpt_path", Path("checkpoints/c")),
         ("pretrain", SMALL | {"save_ckpt_path": "b"}, "save_ckpt_path", Path("b")),
     ],
-    "a cache is for records at an address": [
-        ("pretrain --dataset-dir s3://bucket/a --dataset-cache b", SMALL, "dataset_cache", Path("b")),
-        ("pretrain --validation-dir s3://bucket/a --dataset-cache b", SMALL, "dataset_cache", Path("b")),
-    ],
     "the accumulation follows from the examples of a step": [
         ("pretrain", STEP, BATCH, (4, 1, 16, None)),
         ("pretrain --global-batch.replicas 2", STEP, BATCH, (4, 2, 8, None)),

@@ -55,7 +55,7 @@ MAY_CHANGE = {
     "about", "save_ckpt_path", "pretrained_ckpt_path", "checkpoint_every_steps", "checkpoint_every_minutes",
     "keep_checkpoints", "keep_every_steps", "log_every_steps", "evaluate_every_steps",
     "tensorboard_dir", "wandb", "exit_code_when_stopped", "dry_run", "compile", "deterministic",
-    "dataset_cache", "cache_dir", "tokenizer_path", "cluster", "engine", "parallel", "require_gpu",
+    "cache_dir", "tokenizer_path", "cluster", "engine", "parallel", "require_gpu",
     # What is scored, and how answers are chosen.
     "validation_dir", "evaluation_examples", "do_training", "do_validation", "do_test", "validation_file",
     "validation_column", "retrieval_file", "max_answer_length", "null_score_diff_threshold", "early_stop",

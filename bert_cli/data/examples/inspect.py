@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bert_cli import processes
-from bert_cli.config.settings import is_remote, is_set
+from bert_cli.config.settings import is_set
 from bert_cli.config.tools import InspectSettings
 from bert_cli.data.examples.reader import shuffled
-from bert_cli.data.examples.remote import local_copy
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
 from bert_cli.data.random import record_at
@@ -75,19 +74,17 @@ CHECKS["repeats"] = Check(
 
 def run(settings: InspectSettings) -> None:
     """Print examples, statistics and warnings of a folder of records; write them where --json says."""
-    folder = Path(settings.folder)
-    if is_remote(settings.folder):
-        folder = local_copy(settings.folder, settings.dataset_cache.expanduser())
+    folder = settings.folder
     source = Records(folder, seed=settings.seed, masking=settings.masking)
     if not source.is_dynamic and is_set(settings, "masking"):
-        problem = f"has no effect on {settings.folder}: static records are already masked"
+        problem = f"has no effect on {folder}: static records are already masked"
         raise ConfigError("masking", problem, "leave it out")
     vocabulary = read_vocabulary(vocabulary_path(folder), source.corpus["vocab_sha256"])
     number = min(settings.sample, len(source))
     sample = SampleStatistics(vocabulary)
     for first in range(0, number, BLOCK):
         sample.add(shuffled(source, np.arange(first, min(number, first + BLOCK))))
-    report = _folder_report(settings.folder, source) | sample.report()
+    report = _folder_report(source) | sample.report()
     report["repeats"] = repeats(shuffled(source, np.arange(min(TEXT_SAMPLE, number))), len(source))
     warnings = list(find_warnings(report))
     if settings.json_file is not None:
@@ -101,7 +98,7 @@ def run(settings: InspectSettings) -> None:
     print_line = partial(console.print, soft_wrap=True)
     sampled = f"a sample of {number:,}, drawn from the complete folder"
     print_line(
-        f"{settings.folder}: {count(len(source), report['format'] + ' record')} of {source.sequence_length} positions, "
+        f"{folder}: {count(len(source), report['format'] + ' record')} of {source.sequence_length} positions, "
         f"in {count(report['files'], 'file')}, {format_bytes(report['bytes'])}, "
         f"vocabulary of {report['vocab_size']:,} tokens\n"
         f"read: {'all records' if number == len(source) else sampled} (seed {settings.seed})"
@@ -114,7 +111,7 @@ def run(settings: InspectSettings) -> None:
         "\nstatistics",
         *_table(report),
         "\nwarnings" if warnings else "\nno warnings",
-        *(f"  {settings.folder}: {warning.what}; {warning.remedy}" for warning in warnings),
+        *(f"  {folder}: {warning.what}; {warning.remedy}" for warning in warnings),
     ):
         print_line(line)
 
@@ -194,12 +191,12 @@ class SampleStatistics:
         }
 
 
-def _folder_report(name: str, source: Records) -> JSONObject:
+def _folder_report(source: Records) -> JSONObject:
     """Return the statistics of all records, from corpus.json and the manifest."""
     corpus = source.corpus
     size = sum(file["bytes"] for file in corpus["files"])
     return {
-        "folder": name,
+        "folder": str(source.folder),
         "format": corpus["format"],
         "records": len(source),
         "sequence_length": source.sequence_length,

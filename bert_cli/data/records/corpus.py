@@ -5,6 +5,7 @@ corpus.offsets, memory-mapped, has the byte where each record starts, so opening
 """
 
 import os
+from collections.abc import Iterable
 from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,28 +21,24 @@ from bert_cli.data.records.formats import Batch, DynamicRecords
 from bert_cli.data.records.tfrecord import read_payloads
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, SpecialIds, has_tokenizer, vocabulary_path
 from bert_cli.errors import DataError
-from bert_cli.files import InnerPath, JSONObject, file_crc32c, parse_json, read_json
+from bert_cli.files import InnerPath, JSONObject, file_crc32c, read_json
 
 CORPUS = "corpus.json"
 OFFSETS = "corpus.offsets"
-COPY_LOCK = ".lock"  # marks a folder as the local copy of a remote one
 LENGTHS_BLOCK = 1 << 20  # records whose lengths are computed at once, in about 40 MB
 
 Count = Annotated[int, Field(ge=0)]
 Positions = Annotated[int, Field(ge=1, le=65535)]
 
 
-class _RecordFile(BaseModel, strict=True, extra="allow"):
-    name: InnerPath
-    bytes: Count
-    records: Count
-    crc32c: str | None = None
-
-
 class _OtherFile(BaseModel, strict=True, extra="allow"):
     name: InnerPath
     bytes: Count
     crc32c: str
+
+
+class _RecordFile(_OtherFile):
+    records: Count
 
 
 class Corpus(BaseModel, strict=True, extra="allow"):
@@ -82,14 +79,7 @@ def read_corpus(folder: Path) -> JSONObject:
     remedy = f"move it away and run `bert index {folder} --vocab {vocab}` with their vocabulary"
     if step := recorded_step(folder):
         remedy = f"move it away and run the same `bert {step}` again, which keeps the records"
-    remedy = _remedy_of_a_copy(folder) or remedy
     return read_json(path, Corpus, DataError, remedy).model_dump(exclude_unset=True)
-
-
-def parse_corpus(address: str, text: bytes) -> JSONObject:
-    """Return the validated corpus.json at an address. Raises DataError where it is invalid."""
-    remedy = "run `bert index` on the folder that was copied there, and copy it again"
-    return parse_json(address, text, Corpus, DataError, remedy).model_dump(exclude_unset=True)
 
 
 def refuse_unfinished(folder: Path) -> None:
@@ -107,11 +97,6 @@ def number_of_copies(folder: Path, corpus: JSONObject) -> int | None:
     return copies if isinstance(copies, int) else None
 
 
-def _remedy_of_a_copy(folder: Path) -> str:
-    """Return the remedy for a local copy of remote records, nothing for other folders."""
-    return f"remove {folder}, it will be fetched again" if (folder / COPY_LOCK).exists() else ""
-
-
 class RecordFiles:
     """The records of a folder that `read_corpus` has described, by their numbers."""
 
@@ -123,7 +108,7 @@ class RecordFiles:
         self._paths = [folder / file["name"] for file in corpus["files"]]
         self._sizes = np.array([file["bytes"] for file in corpus["files"]], np.int64)
         self._ends = np.cumsum([file["records"] for file in corpus["files"]])
-        self._remedy = _remedy_of_a_copy(folder) or f"run `bert index {folder}`"
+        self._remedy = f"run `bert index {folder}`"
         self._check_files()
         self._offsets = np.memmap(folder / OFFSETS, "<u8", "r")
 
@@ -256,19 +241,20 @@ class RecordFiles:
         if size != 8 * self.records or self._ends[-1] != self.records:
             problem = f"does not hold the offsets of the {self.records} records of corpus.json"
             raise DataError(f"{path} ({size} bytes)", problem, self._remedy)
-        check_other_files(self.folder, self.corpus, self._remedy, but=OFFSETS)
+        others = self.corpus.get("other_files", [])
+        others = [file for file in others if file["name"] != OFFSETS]
+        check_checksums(self.folder, others, self._remedy)
         for path, size in zip(self._paths, self._sizes.tolist(), strict=True):
             actual = f"{path.stat().st_size} bytes" if path.exists() else "missing"
             _compare(path, actual, f"{size} bytes", self._remedy)
 
 
-def check_other_files(folder: Path, corpus: JSONObject, remedy: str, but: str = "") -> None:
-    """Compare the checksums of all files besides the records with corpus.json. Raises DataError where one differs."""
-    for file in corpus.get("other_files", []):
+def check_checksums(folder: Path, files: Iterable[JSONObject], remedy: str) -> None:
+    """Compare files with their entries in corpus.json. Raises DataError where one differs."""
+    for file in files:
         path = folder / file["name"]
-        if path.name != but:
-            actual = f"checksum {file_crc32c(path)}" if path.exists() else "missing"
-            _compare(path, actual, f"checksum {file['crc32c']}", remedy)
+        actual = f"checksum {file_crc32c(path)}" if path.exists() else "missing"
+        _compare(path, actual, f"checksum {file['crc32c']}", remedy)
 
 
 def _compare(path: Path, actual: str, expected: str, remedy: str) -> None:

@@ -27,7 +27,7 @@ from bert_cli.data.records.corpus import (
     CORPUS,
     OFFSETS,
     RecordFiles,
-    check_other_files,
+    check_checksums,
     read_corpus,
     refuse_unfinished,
 )
@@ -63,14 +63,16 @@ def run(settings: IndexSettings) -> None:
     paths = record_files(folder)
     description = _description(folder, settings.vocab)
     if settings.check and (folder / CORPUS).exists():
-        check_other_files(folder, read_corpus(folder), f"run `bert index {folder}`")
+        before = read_corpus(folder)
+        files = [*before["other_files"], *before["files"]]
+        check_checksums(folder, files, f"run `bert index {folder}`")
     stale = [path for path in paths if read_index(path) is None]
     # Threads, because the time is spent reading, during which other threads run.
     read = run_in_threads("index", size_of(stale), write_index, stale, processes)
     corpus = write_corpus(folder, description)
     if settings.check:
-        files = RecordFiles(folder, corpus)
-        read += run_in_threads("check", size_of(paths), files.check_file, paths, processes)
+        records = RecordFiles(folder, corpus)
+        read += run_in_threads("check", size_of(paths), records.check_file, paths, processes)
         print_line(f"check: the values of all {corpus['records']:,} records are valid")
     seconds = time.monotonic() - started
     stats = Stats(

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import is_remote, is_set
+from bert_cli.config.settings import is_set
 from bert_cli.data.examples.reader import Batching, ExampleStream, Mixture, Reader, shuffled
-from bert_cli.data.examples.remote import local_copy
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
 from bert_cli.data.examples.synthetic import SyntheticStream
@@ -100,7 +99,7 @@ def open_stream(
     stream = _open_records(order, batching, read)
     if any(source.is_dynamic for source in stream.sources):
         return stream
-    held_out = order.validation_dir and _folder_of(order.validation_dir, order, "validation_dir")
+    held_out = order.validation_dir and _folder_of(order.validation_dir, "validation_dir")
     is_for_held_out = held_out and read(held_out).corpus["format"] == "dynamic"
     if order.mask_probabilities or (is_set(order, "masking") and not is_for_held_out):
         listed = ", ".join(str(source.folder) for source in stream.sources)
@@ -128,7 +127,7 @@ def _open_records(order: PretrainSettings, batching: Batching, read: Read) -> Ex
     if not corpora:
         remedy = "a folder of records made by `bert tokenize`, or --generated-dataset for synthetic examples"
         raise ConfigError("dataset_dir", "is missing", f"pass --dataset-dir, {remedy}")
-    folders = [_folder_of(corpus.path, order, "dataset_dir") for corpus in corpora]
+    folders = [_folder_of(corpus.path, "dataset_dir") for corpus in corpora]
     sources = [_open_source(folder, order, read) for folder in folders]
     rows = order.bert_config.vocab_size
     for source in sources:
@@ -171,7 +170,7 @@ def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStre
     """
     if order.validation_dir is None:
         return None
-    folder = _folder_of(order.validation_dir, order, name)
+    folder = _folder_of(order.validation_dir, name)
     size = order.global_batch.micro_batch_size
     corpus = read(folder).corpus
     source = _open_source(folder, order, read, may_pack=corpus["format"] == "dynamic")
@@ -199,14 +198,11 @@ def _open_source(
     )
 
 
-def _folder_of(path: str, order: PretrainSettings, name: str) -> Path:
-    """Return a folder, or the local copy of a folder at an address; `name` is the setting."""
-    is_here = not is_remote(path)
-    if "$" in path and not (is_here and Path(path).is_dir()):
-        raise ConfigError(path, "the variable is not set", "export it")
-    if not is_here:
-        return local_copy(path, order.dataset_cache.expanduser())
+def _folder_of(path: str, name: str) -> Path:
+    """Return a folder that exists; `name` is the setting."""
     if not Path(path).is_dir():
+        if "$" in path:
+            raise ConfigError(path, "the variable is not set", "export it")
         remedy = "use a folder of records made by `bert tokenize`"
         raise DataError(f"{name} ({path})", "no such folder", remedy)
     return Path(path)

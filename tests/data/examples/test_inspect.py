@@ -228,13 +228,3 @@ def test_a_run_is_not_a_folder_of_records(tmp_path, capsys):
     problem = r"mine is a run, see `bert runs .*runs`; use a complete folder"
     with pytest.raises(DataError, match=problem):
         inspected(capsys, tmp_path / "runs/mine")
-
-
-def test_remote_records_are_inspected_in_a_local_copy(tmp_path, capsys):
-    pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
-    folder = make_records(tmp_path / "there", [texts(100)])
-    cache = ["--dataset-cache", tmp_path / "cache"]
-    assert f"file://{folder}: 100 dynamic records" in inspected(capsys, f"file://{folder}", *cache)
-    assert list((tmp_path / "cache").rglob("corpus.json"))
-    with pytest.raises(ConfigError, match=r"dataset_cache .* has no effect on a folder of this"):
-        inspected(capsys, folder, *cache)

@@ -268,6 +268,21 @@ def test_bert_index_makes_only_what_is_absent_and_stops_at_a_corrupt_file(tmp_pa
     assert [shard["indexed"] for shard in manifest["shards"]] == [False, True, False]
 
 
+def test_a_check_compares_a_copy_with_its_corpus_json(tmp_path):
+    """A shard that is missing, and one without its last record, which are both valid records."""
+    for name in "ab":
+        write_records(tmp_path / f"{name}.tfrecord", 6)
+    write_corpus(tmp_path, DESCRIBED)
+    data = (tmp_path / "b.tfrecord").read_bytes()
+    end = int(read_index(tmp_path / "b.tfrecord")[-2])
+    for change in (data[:end], None):
+        (tmp_path / "b.tfrecord").unlink()
+        if change is not None:
+            (tmp_path / "b.tfrecord").write_bytes(change)
+        with pytest.raises(DataError, match=r"b\.tfrecord \((checksum|missing).*corpus.json says"):
+            run(IndexSettings(folder=tmp_path, check=True))
+
+
 # --- records of other tools
 
 

@@ -78,19 +78,16 @@ settings_of = partial(small_run, merged(RUN, SIZES))
 
 
 @pytest.mark.slow
-def test_a_run_starts_again_from_its_settings_and_an_address(home, adapted, tmp_path, capsys):
-    pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
+def test_a_run_starts_again_from_its_settings(home, adapted, tmp_path, capsys):
     config = json.loads((complete_checkpoints(adapted)[-1] / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"]) == (32, 1)
     lines = metrics_of(adapted)
     assert [line["examples"] for line in lines if line["step"]] == [8.0] * STEPS
     assert [line["step"] for line in lines if "validation_mlm_loss" in line] == [0, 2, 4]
     words = ["--config", adapted / "settings.json", "--save-ckpt-path", tmp_path / "run"]
-    words += ["--dataset-dir", f"file://{home / 'one'}", "--dataset-cache", tmp_path / "cache"]
     assert main(["pretrain", *map(str, words)]) == 0
     assert f"starts from the weights in {home / 'model'}" in capsys.readouterr().out
     assert_same_end(tmp_path / "run", adapted)
-    assert list((tmp_path / "cache").rglob("corpus.json"))
 
 
 @pytest.mark.slow
