@@ -101,18 +101,12 @@ def _usual_mask_tokens(validated: dict[str, float]) -> int:
 class Masking(Settings):
     """Choice of the masked tokens; for dynamic records these are settings of the run."""
 
-    NEEDS = {"span_stop": ("unit", "span"), "longest_span": ("unit", "span")}
-
-    unit: Literal["token", "word", "span"] = "token"
-    """Unit of masking: single tokens, complete words with all their tokens, or spans of words."""
+    unit: Literal["token", "word"] = "token"
+    """Unit of masking: single tokens, or complete words with all their tokens."""
     probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Fraction of an example's tokens that are masked, at most P tokens."""
     start_probability: IfSet[Annotated[float, Field(gt=0.0, lt=1.0)]] = None
     """Fraction at the first step; it changes linearly to `probability` at the last step."""
-    span_stop: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    """Probability that a span ends after each word; only for spans. 0.2 gives 3.8 words on average."""
-    longest_span: Annotated[int, Field(ge=1, le=1000)] = 10
-    """Maximum number of words in a span; only for spans."""
 
     @property
     def highest_probability(self) -> float:

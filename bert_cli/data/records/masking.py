@@ -1,8 +1,7 @@
 """Masked tokens of a block of examples (Devlin et al. 2018, "BERT", section 3.1).
 
 Every random bit is a hash of the example's key and a position, so a mask depends neither on the other rows of a block
-nor on the process that draws it. A mask covers single tokens, whole words, or spans of words (Joshi et al. 2020,
-"SpanBERT", section 3.1).
+nor on the process that draws it. A mask covers single tokens or whole words.
 
 Shapes: B examples, S positions, P masked positions, V vocabulary size, W words of a row, at most S.
 """
@@ -21,8 +20,8 @@ from bert_cli.data.tokens.tokenizer import SpecialIds
 Flags = npt.NDArray[np.bool_]
 
 STRIDE = np.array(0xD1B54A32D192ED03, np.uint64)
-POSITIONS, REPLACEMENTS, CUTS, SPANS = STRIDE * np.arange(1, 5, dtype=np.uint64)
-"""Purposes of random bits: masked positions, their replacements, cuts of segments, lengths of spans."""
+POSITIONS, REPLACEMENTS, CUTS = STRIDE * np.arange(1, 4, dtype=np.uint64)
+"""Purposes of random bits: masked positions, their replacements, cuts of segments."""
 _NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
 _POSITION_BITS = np.uint64(0xFFFF)  # S is at most 65535
 
@@ -35,7 +34,7 @@ class MaskRecipe:
     vocab_size: int
     masking: Masking
     predictions: int  # P, the most masked positions of an example
-    is_continuation: Flags | None = None  # [V] tokens that continue a word, for words and spans
+    is_continuation: Flags | None = None  # [V] tokens that continue a word, for whole words
 
     def with_probability(self, probability: float | None) -> "MaskRecipe":
         """Return the recipe with another fraction of masked tokens, unless that is None."""
@@ -64,8 +63,8 @@ def mask_examples(
 
     `first_lengths` count [CLS], segment A and its [SEP]; a label is 1 for a random next. Of each row
     `min(P, max(1, round(0.15 length)))` tokens are masked. [CLS], [SEP] and padding never are, but [CLS] and [SEP]
-    count in the length. 80 % of the masked tokens become [MASK], 10 % any token of the vocabulary, 10 % stay, drawn
-    once for a span. Whole words are taken in random order as long as they fit, so a row may have fewer predictions.
+    count in the length. 80 % of the masked tokens become [MASK], 10 % any token of the vocabulary, 10 % stay.
+    Whole words are taken in random order as long as they fit, so a row may have fewer predictions.
     """
     positions = np.arange(tokens_BS.shape[1])
     is_token_BS = positions < lengths_B[:, None]
@@ -76,22 +75,19 @@ def mask_examples(
     quotas_B = np.clip(np.rint(lengths_B * masking.probability).astype(np.int64), 1, predictions)
     order_BS = (bits(keys_B, POSITIONS, positions) & ~_POSITION_BITS) | positions.astype(np.uint64)
     if masking.unit == "token":
-        positions_BP = draws_BP = _choose_tokens(order_BS, maskable_BS, quotas_B, predictions)
+        positions_BP = _choose_tokens(order_BS, maskable_BS, quotas_B, predictions)
     else:
         assert recipe.is_continuation is not None
         words = _find_words(tokens_BS, maskable_BS, recipe.is_continuation)
-        span_begins_BW = _choose_spans(order_BS, words, quotas_B, keys_B, masking)
-        begins_BS = np.take_along_axis(span_begins_BW, words.numbers, axis=1)
-        is_masked_BS = maskable_BS & (begins_BS > 0)
+        is_chosen_BW = _choose_words(order_BS, words, quotas_B)
+        is_masked_BS = maskable_BS & np.take_along_axis(is_chosen_BW, words.numbers, axis=1)
         sorted_BS = np.sort(np.where(is_masked_BS, positions, len(positions)), axis=1)
-        positions_BP = draws_BP = sorted_BS[:, :predictions]
-        if masking.unit == "span":
-            draws_BP = np.take_along_axis(begins_BS, positions_BP % len(positions), axis=1)
+        positions_BP = sorted_BS[:, :predictions]
     return {
         "input_mask": is_token_BS.astype(np.int32),
         "segment_ids": (is_token_BS & (positions >= first_lengths_B[:, None])).astype(np.int32),
         "next_sentence_labels": labels_B.astype(np.int32),
-        **_replace(tokens_BS, positions_BP, draws_BP, keys_B, recipe),
+        **_replace(tokens_BS, positions_BP, keys_B, recipe),
     }
 
 
@@ -133,63 +129,31 @@ def _find_words(tokens_BS: Ints, maskable_BS: Flags, is_continuation: Flags) -> 
     return _Words(begins_BS, numbers_BS, sizes_BW)
 
 
-def _choose_spans(
-    order_BS: Keys, words: _Words, quotas_B: Numbers, keys_B: Keys, masking: Masking
-) -> Numbers:
-    """Return the position where the span of each masked word begins; 0 for a word that is not masked.
-
-    Joshi et al. 2020, section 3.1: a length and a first word are drawn until enough is masked. A span ends early with
-    its segment, before a masked word, and before a word that does not fit. Whole words are spans of one word.
-    """
-    length = order_BS.shape[1]
-    longest = min(masking.longest_span, length) if masking.unit == "span" else 1
-    within = np.arange(longest)
-    # Sizes of 0 after the last word, so that a span may reach beyond it.
-    sizes_BW = np.pad(words.sizes, ((0, 0), (0, longest)))
-    begins_BW = np.sort(np.where(words.begins, np.arange(length), length), axis=1)
-    # Positions between a word and the previous word: not 0 where a [SEP] separates them.
-    gaps_BW = np.zeros_like(sizes_BW)
-    gaps_BW[:, 1:length] = begins_BW[:, 1:] - begins_BW[:, :-1] - words.sizes[:, :-1]
-    span_begins_BW = np.zeros_like(sizes_BW)
+def _choose_words(order_BS: Keys, words: _Words, quotas_B: Numbers) -> Flags:
+    """Return which words [B, W] are masked: in random order, each that still fits into the quota."""
+    is_chosen_BW = np.zeros(words.sizes.shape, np.bool_)
     left_B = quotas_B.copy()
     row = np.arange(len(order_BS))
     for order_B in np.sort(np.where(words.begins, order_BS, _NEVER), axis=1).T:
-        wants_more = (left_B[row] > 0) & (order_B[row] != _NEVER)
-        row = row[wants_more]
+        row = row[(left_B[row] > 0) & (order_B[row] != _NEVER)]
         if not len(row):
             break
-        begin = (order_B[row] & _POSITION_BITS).astype(np.int64)[:, None]
-        lengths = _span_lengths(bits(keys_B[row], SPANS, begin), masking) if longest > 1 else 1
-        span = row[:, None], words.numbers[row[:, None], begin] + within
-        sizes = sizes_BW[span]
-        fits = (within < lengths) & (sizes > 0) & (span_begins_BW[span] == 0)
-        fits &= (within == 0) | (gaps_BW[span] == 0)
-        fits &= np.cumsum(sizes, axis=1) <= left_B[row][:, None]
-        fits = np.logical_and.accumulate(fits, axis=1)
-        left_B[row] -= np.where(fits, sizes, 0).sum(axis=1)
-        span_begins_BW[span] = np.where(fits, begin, span_begins_BW[span])
-    return span_begins_BW[:, :length]
+        begin = (order_B[row] & _POSITION_BITS).astype(np.int64)
+        word = row, words.numbers[row, begin]
+        fits = words.sizes[word] <= left_B[row]
+        left_B[row] -= np.where(fits, words.sizes[word], 0)
+        is_chosen_BW[word] = fits
+    return is_chosen_BW
 
 
-def _span_lengths(drawn: Keys, masking: Masking) -> Numbers:
-    """Return the words per span; a length is `1 - span_stop` times as likely as the length before it."""
-    likelihoods = (1.0 - masking.span_stop) ** np.arange(masking.longest_span)
-    upto = np.cumsum(likelihoods)[:-1] / likelihoods.sum()
-    return 1 + np.searchsorted((upto * 2**53).astype(np.uint64), drawn >> np.uint64(11), "right")
-
-
-def _replace(
-    tokens_BS: Ints, positions_BP: Numbers, draws_BP: Numbers, keys_B: Keys, recipe: MaskRecipe
-) -> Batch:
-    """Replace the tokens at these positions 80/10/10 and pad the targets to P with zeros.
-
-    The kind of replacement is drawn at the position in `draws`, a random token at its own position.
-    """
+def _replace(tokens_BS: Ints, positions_BP: Numbers, keys_B: Keys, recipe: MaskRecipe) -> Batch:
+    """Replace the tokens at these positions 80/10/10 and pad the targets to P with zeros."""
     rows, width = positions_BP.shape
     is_masked_BP = positions_BP < tokens_BS.shape[1]
     positions_BP = np.where(is_masked_BP, positions_BP, 0)
-    coin_BP = bits(keys_B, REPLACEMENTS, draws_BP) >> np.uint64(32)
-    low_BP = bits(keys_B, REPLACEMENTS, positions_BP) & np.uint64(0xFFFFFFFF)
+    drawn_BP = bits(keys_B, REPLACEMENTS, positions_BP)
+    coin_BP = drawn_BP >> np.uint64(32)
+    low_BP = drawn_BP & np.uint64(0xFFFFFFFF)
     random_BP = ((low_BP * np.uint64(recipe.vocab_size)) >> np.uint64(32)).astype(np.int32)
     labels_BP = np.take_along_axis(tokens_BS, positions_BP, axis=1).astype(np.int32)
     replaced_BP = np.where(

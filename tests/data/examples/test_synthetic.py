@@ -51,14 +51,14 @@ def test_sizes_without_room_are_refused():
 
 def test_synthetic_text_is_masked_as_the_run_says():
     fractions = []
-    for settings in ({}, {"unit": "word"}, {"unit": "span", "longest_span": 10}):
+    for settings in ({}, {"unit": "word"}):
         rows = synthetic(masking=Masking(**settings)).rows(np.arange(500))
         is_masked = np.zeros((500, S), np.bool_)
         row, slot = np.nonzero(rows["masked_lm_weights"])
         is_masked[row, rows["masked_lm_positions"][row, slot]] = True
         # How often the next token is masked too.
         fractions.append((is_masked[:, 1:] & is_masked[:, :-1]).sum() / is_masked.sum())
-    assert fractions[0] < 0.2 < fractions[1] < 0.5 < fractions[2]
+    assert fractions[0] < 0.2 < fractions[1]
 
 
 @pytest.mark.parametrize(

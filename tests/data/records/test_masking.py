@@ -14,7 +14,7 @@ V = 1000
 S = 128
 THIRD = np.arange(V) % 3 == 0
 THIRD[:5] = False
-UNITS = (("token", None), ("word", THIRD), ("span", THIRD))
+UNITS = (("token", None), ("word", THIRD))
 
 
 def rows(count, length=100):
@@ -63,62 +63,32 @@ def test_a_mask_depends_neither_on_other_rows_nor_on_more_padding():
             assert np.array_equal(a, d[:, : a.shape[1]])
 
 
-def test_the_spans_of_a_seed_never_change():
-    """A run continues with the same spans: change these numbers only with a new major version.
+def test_the_words_of_a_seed_never_change():
+    """A run continues with the same words: change these numbers only with a new major version.
 
     `test_tokenize` pins masks of tokens, with which records were made.
     """
     tokens, lengths, keys = rows(2, length=60)
-    tokens[tokens > 4] = 500
-    out = masked(tokens, lengths, keys, 9, np.zeros(V, bool), "span")
-    positions = [[1, 41, 42, 43, 44, 45, 46, 47, 55], [6, 7, 8, 9, 10, 12, 51, 52, 53]]
-    assert out.positions.tolist() == positions
-    shown = [[500, 291, 125, 316, 448, 98, 381, 497, 4], [4, 4, 4, 4, 4, 4, 4, 4, 4]]
-    assert np.take_along_axis(out.input_ids, out.positions, axis=1).tolist() == shown
+    out = masked(tokens, lengths, keys, 9, THIRD, "word")
+    assert out.positions.tolist() == [
+        [1, 2, 3, 14, 41, 43, 44, 45, 55],
+        [9, 12, 13, 14, 15, 27, 33, 49, 51],
+    ]
+    assert np.take_along_axis(out.input_ids, out.positions, axis=1).tolist() == [
+        [638, 4, 4, 970, 291, 4, 4, 4, 4],
+        [4, 4, 230, 292, 4, 4, 758, 4, 4],
+    ]
 
 
-def test_spans_are_complete_words_and_longer_ones_where_the_settings_say_so():
+def test_masked_words_are_complete_and_fill_what_is_wanted():
     tokens, lengths, keys = rows(1000)
-    lengths[::7] = 41  # one segment, and an empty one
-    tokens[::7, 41:] = SPECIAL.pad
     continues = THIRD[tokens[:, 1:]] & (tokens[:, :-1] > 4)
     wanted = np.rint(0.3 * lengths)
-    runs = []
-    for stop, longest in ((0.2, 10), (0.2, 2), (0.01, 300)):
-        settings = {"probability": 0.3, "span_stop": stop, "longest_span": longest}
-        out = masked(tokens, lengths, keys, 60, THIRD, "span", **settings)
-        row, slot = np.nonzero(out.weights)
-        is_masked = np.zeros((1000, S), bool)
-        is_masked[row, out.positions[row, slot]] = True
-        assert not is_masked[tokens <= 4].any()
-        assert np.array_equal(is_masked[:, 1:][continues], is_masked[:, :-1][continues])
-        assert np.all(is_masked.sum(axis=1) <= wanted)
-        assert is_masked.sum() > 0.98 * wanted.sum()
-        both = is_masked[:, 1:] & is_masked[:, :-1]
-        runs.append(is_masked.sum() - both.sum())
-        # The tokens of a span have one fate: 0.8 of neighbours would be hidden together otherwise.
-        is_hidden = out.input_ids == SPECIAL.mask
-        assert is_hidden[:, 1:][both & is_hidden[:, :-1]].mean() > 0.87
-        # No span goes beyond the [SEP] at 40: the fates of its neighbours are independent, 0.64 for both.
-        are_masked = is_masked[:, 39] & is_masked[:, 41]
-        assert (is_hidden[:, 39] & is_hidden[:, 41])[are_masked].mean() < 0.72
-    assert runs[1] > 1.2 * runs[0] > 1.5 * runs[2]
-
-
-def test_each_length_of_a_span_is_four_fifths_as_likely_as_the_length_before_up_to_ten():
-    """Joshi et al. 2020, section 3.1, in rows so long that spans hardly ever meet."""
-    tokens = np.full((100, 40_000), 500, np.int32)
-    lengths = np.full(100, tokens.shape[1])
-    none = np.zeros(V, bool)
-    out = masked(tokens, lengths, row_keys(np.arange(100), 0), 400, none, "span", probability=0.01)
-    breaks = np.diff(out.positions, axis=1) > 1
-    runs = np.concatenate([np.diff(np.flatnonzero(row)) for row in breaks])
-    expected = 0.8 ** np.arange(10) / (0.8 ** np.arange(10)).sum()
-    counts = np.bincount(runs, minlength=11)[1:]
-    np.testing.assert_allclose(counts[:10] / len(runs), expected, atol=0.01)
-    assert counts[10:].sum() < 0.02 * len(runs)
-    # The tokens of a span have one fate: 80 % hidden, 10 % random, 10 % unchanged.
-    shown = np.take_along_axis(out.input_ids, out.positions, axis=1)
-    is_hidden = shown == SPECIAL.mask
-    assert abs(is_hidden.mean() - 0.8) < 0.02
-    assert np.mean(is_hidden[:, 1:] == is_hidden[:, :-1], where=~breaks) > 0.99
+    out = masked(tokens, lengths, keys, 60, THIRD, "word", probability=0.3)
+    row, slot = np.nonzero(out.weights)
+    is_masked = np.zeros((1000, S), bool)
+    is_masked[row, out.positions[row, slot]] = True
+    assert not is_masked[tokens <= 4].any()
+    assert np.array_equal(is_masked[:, 1:][continues], is_masked[:, :-1][continues])
+    assert np.all(is_masked.sum(axis=1) <= wanted)
+    assert is_masked.sum() > 0.98 * wanted.sum()
