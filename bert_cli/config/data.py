@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from bert_cli.config.markers import IfSet, PathOrName, Positional, Recorded, RecordedIfSet
-from bert_cli.config.settings import OutSettings, SettingError, Settings, Shared, Size, Unless
+from bert_cli.config.settings import OutSettings, SettingError, Settings, Shared, Unless
 from bert_cli.processes import cpu_count
 
 Documents = Literal["blank-lines", "files"]
@@ -125,8 +125,6 @@ class DownloadSettings(OutSettings):
     """Language code of Wikipedia: en, de, simple, zh_yue, ..."""
     date: Recorded[str] = Field("latest", pattern=r"^(latest|\d{8})$")
     """`latest`, or the date of a dump as YYYYMMDD."""
-    mirror: Recorded[str] = "https://dumps.wikimedia.org"
-    """Base address of the dump server or of a mirror."""
     sample: Recorded[bool] = False
     """Copy the small sample that ships with the tool instead of downloading."""
 
@@ -135,8 +133,8 @@ class ExtractorSettings(Settings):
     """Conversion of wikitext to text."""
 
     with_program: str | None = Field(None, alias="with", min_length=1)
-    """Run this program instead of the built-in converter, such as "wikrs --format jsonl --input". It receives a dump of
-    some pages as its last argument and writes <doc> blocks or JSON lines with title and text to standard output.
+    """Run this program instead of the built-in converter, such as "wicket --output - --quiet". It receives a dump of
+    some pages as its last argument and writes <doc> blocks to standard output.
     `wikiextractor` runs WikiExtractor with fitting options (needs the extra `wikiextractor`)."""
     templates: Path | None = None
     """JSON file {"name of a template": "text with {1}", ...} with the text that the built-in converter writes for
@@ -153,9 +151,6 @@ class ExtractSettings(OutSettings, ExtractorSettings, ExecutorSettings):
     Example: bert extract data/dump data/extracted
     Example: bert extract simplewiki.xml.bz2 data/extracted --with wikiextractor
     """
-
-    chunk_megabytes: Recorded[Size] = 16
-    """Megabytes (10^6 bytes) of XML per output file: the unit of restart and of parallel work."""
 
 
 class SplittingSettings(Settings):
@@ -229,9 +224,6 @@ class RecipeSettings(Settings):
     """Preserve case and accents; by default text is lower-cased, as for the uncased models."""
     random_seed: Recorded[int] = Field(12345, ge=0)
     """Seed of pairs and masks; the same seed and input give the same bytes."""
-    group_files: Recorded[int] = Field(1, ge=1)
-    """Number of input files that one process pairs and shuffles together in memory (51 MB of text: 0.3 GB) and
-    writes as one record file; of a larger file, at most 64 MB count."""
 
     def _check(self) -> None:
         check_mask_tokens(self, "mask_tokens", "sequence_length")
@@ -282,8 +274,6 @@ class VocabSettings(OutSettings, SentenceInputSettings, TextSettings):
     """Strip accents and marks, which are parts of letters in many scripts; by default only in lower-cased text."""
     split_chinese: bool = True
     """Treat each Chinese character as a separate word, also in Japanese and Korean text, as BERT does."""
-    min_frequency: Recorded[int] = Field(2, ge=1)
-    """Minimum number of occurrences of a WordPiece in the text."""
 
     def _check(self) -> None:
         if isinstance(self.size, str) != (self.extend is not None):

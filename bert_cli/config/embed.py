@@ -58,11 +58,8 @@ class EmbedSettings(FinetuneSettings):
     text_column: list[str] | None = None
     """Columns of anchor, positive and hard negatives; by default `anchor` and `positive`, or `text` without pairs."""
     validation_file: Path | None = None
-    """Pairs of texts with a similarity score, such as STS, for Spearman's rank correlation."""
-    validation_column: list[str] = Field(
-        ["sentence1", "sentence2", "score"], min_length=3, max_length=3
-    )
-    """The columns of validation_file: two texts and the score."""
+    """Pairs of texts with a similarity score, such as STS, for Spearman's rank correlation: the columns sentence1,
+    sentence2 and score."""
     retrieval_file: Path | None = None
     """Judgements `qrels/X.tsv` (query-id, corpus-id, score) in a folder with queries.jsonl and corpus.jsonl, for
     nDCG@10, recall@10 and recall@100."""
@@ -106,7 +103,7 @@ class EmbedSettings(FinetuneSettings):
         return sorted(sizes, reverse=True)
 
     def _check(self) -> None:
-        for name in ("matryoshka", "text_column", "validation_column"):
+        for name in ("matryoshka", "text_column"):
             check_once(name, getattr(self, name) or [])
         if self.distillation.teacher is not None:
             return

@@ -124,8 +124,6 @@ class Cluster(Settings):
     """Seconds without a heartbeat after which a process counts as lost; the run then ends on all processes."""
     start_within_seconds: Annotated[int, Field(gt=0)] = 300
     """Seconds within which all processes must have started; otherwise those that have end."""
-    report_waiting_after_seconds: Annotated[float, Field(gt=0.0)] = 60.0
-    """Seconds after which the processes print the rank that they are waiting for."""
 
     def _check(self) -> None:
         if self.rank is not None and self.rank >= len(self.workers):

@@ -29,13 +29,11 @@ class InspectSettings(JsonSettings):
     """Show the contents of a folder of records, and warn of problems for training.
 
     Example: bert inspect data/wikipedia/128
-    Example: bert inspect data/books/512 --examples 10 --masking.unit word
+    Example: bert inspect data/books/512 --masking.unit word
     """
 
     folder: Positional[Path]
     """Folder of records with a corpus.json, as `bert tokenize` or `bert index` writes it."""
-    examples: int = Field(3, ge=0)
-    """Examples to show as text."""
     sample: int = Field(20_000, ge=1)
     """Records to read for the statistics, spread over the folder."""
     seed: int = Field(0, ge=0, lt=2**31)

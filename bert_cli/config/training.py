@@ -136,13 +136,6 @@ class LearningRate(Settings):
 class OptimizerOpts(Settings):
     """The optimizer and its hyperparameters."""
 
-    NEEDS = {
-        "no_layer_adaptation": (
-            "name",
-            *(n for n, kind in OPTIMIZERS.items() if kind.has_trust_ratio),
-        )
-    }
-
     name: Literal[tuple(OPTIMIZERS)]  # type: ignore[valid-type]
     """LAMB for batches of thousands, AdamW for smaller batches. StableAdamW is AdamW that divides the update of a
     weight by the root mean square of gradient / sqrt(second moment) if that is above 1 (Wortsman et al. 2023);
@@ -165,8 +158,6 @@ class OptimizerOpts(Settings):
     """Clip the gradient norm of the complete step to this value; no clipping by default."""
     no_weight_decay: list[WeightKind] = ["bias", "beta"]
     """Weights without decay, by the last part of their names."""
-    no_layer_adaptation: list[WeightKind] = ["bias", "beta", "gamma"]
-    """Weights without LAMB's trust ratio, by the last part of their names."""
     stochastic_rounding: bool = False
     """Round the update of float16 weights up or down at random, without bias."""
 

@@ -19,6 +19,8 @@ from keras import ops
 
 from bert_cli.facts.optimizers import OptimizerKind
 
+NOT_ADAPTED = ("bias", "beta", "gamma")
+"""Weights without LAMB's trust ratio, by the last part of their names."""
 Array = Any  # a tensor of the Keras backend or anything that it converts
 RandomBits = Callable[[Array, tuple[int, ...], int], Array]
 """(key, shape, start) -> uniform uint32 of the shape: a complete weight's bits from element `start` on."""
@@ -105,7 +107,6 @@ def weight_rules(
     kind: OptimizerKind,
     *,
     no_weight_decay: Sequence[str],
-    no_layer_adaptation: Sequence[str],
     layer_decay: float = 1.0,
 ) -> dict[str, Rule]:
     """Return the rule of every weight, which follows from the last part of its name and its layer.
@@ -121,7 +122,7 @@ def weight_rules(
     return {
         name: Rule(
             decays=name.rpartition("/")[2] not in no_weight_decay,
-            adapts=kind.has_trust_ratio and name.rpartition("/")[2] not in no_layer_adaptation,
+            adapts=kind.has_trust_ratio and name.rpartition("/")[2] not in NOT_ADAPTED,
             rate=layer_decay ** below_top.get(name, 0),
         )
         for name in names

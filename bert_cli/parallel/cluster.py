@@ -61,6 +61,7 @@ class Rendezvous:
     """Settings for joining the processes, and for the detection of lost processes."""
 
     report_after_seconds: float = 60.0
+    """Time after which the ranks that have not started are named."""
     lost_after_seconds: int = 20
     register_seconds: float = 300.0
     """Time within which all processes must have started."""

@@ -13,6 +13,7 @@ from bert_cli.errors import DeviceError
 from bert_cli.processes import print_error
 
 POLL_SECONDS = 1.0  # of the watchdog
+REPORT_SECONDS = 60.0  # that this process waits before it names the late ranks
 
 
 def lost_process(rank: int | None, workers: Sequence[str]) -> DeviceError:
@@ -92,11 +93,11 @@ class ProcessGroup(ABC):
 
 
 @contextmanager
-def watchdog(group: ProcessGroup, report_after_seconds: float) -> Iterator[None]:
+def watchdog(group: ProcessGroup) -> Iterator[None]:
     """Start a thread that prints the ranks for which this process waits; does nothing for a single process."""
     # Each process publishes its number of collectives and its activity once a second.
     ended = threading.Event()
-    thread = threading.Thread(target=_watch, args=(group, report_after_seconds, ended), daemon=True)
+    thread = threading.Thread(target=_watch, args=(group, ended), daemon=True)
     if group.world_size > 1:
         thread.start()
     try:
@@ -107,7 +108,7 @@ def watchdog(group: ProcessGroup, report_after_seconds: float) -> Iterator[None]
             thread.join(timeout=10 * POLL_SECONDS)
 
 
-def _watch(group: ProcessGroup, report_after_seconds: float, ended: threading.Event) -> None:
+def _watch(group: ProcessGroup, ended: threading.Event) -> None:
     published = ""
     since = time.monotonic()
     reported = 0.0
@@ -121,7 +122,7 @@ def _watch(group: ProcessGroup, report_after_seconds: float, ended: threading.Ev
                 since = time.monotonic()
                 reported = 0.0
             waited = time.monotonic() - since
-            if group.is_waiting.is_set() and waited - reported >= report_after_seconds:
+            if group.is_waiting.is_set() and waited - reported >= REPORT_SECONDS:
                 reported = waited
                 missing = " and ".join(_late_ranks(group)) or "the network"
                 print_error(f"rank {group.rank} has waited {waited:.0f} s for {missing}")

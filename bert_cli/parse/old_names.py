@@ -64,7 +64,6 @@ OLD = (
     Old("splitter", "sentence_splitter"),
     Old("held_out_share", "held_out_fraction"),
     Old("output_dir", "save_ckpt_path"),
-    Old("cluster.say_waiting_after_seconds", "cluster.report_waiting_after_seconds"),
     # Keys that do nothing.
     Old("matmul_available_memory_proportion_per_pipeline_stage", why=IPU_ONLY),
     Old("matmul_partials_type", why=IPU_ONLY),

@@ -28,16 +28,16 @@ SETTINGS = {
     "masking.span_stop": "set masking.unit to word",
     "masking.longest_span": "set masking.unit to word",
     "cluster.report_waiting_after_seconds": CONSTANT.format("60"),
-    "wandb.entity": "set the environment variable WANDB_ENTITY",
     "optimizer_opts.no_layer_adaptation": CONSTANT.format("bias, beta and gamma"),
     "mirror": "download the dump with another program; `bert extract` reads it",
     "chunk_megabytes": CONSTANT.format("16"),
-    "group_files": CONSTANT.format("1"),
+    "group_files": "join small files before; a group is one file",
     "min_frequency": CONSTANT.format("2"),
     "max_query_length": CONSTANT.format("64"),
     "max_answer_length": CONSTANT.format("30"),
     "null_score_diff_threshold": "leave it out; the trained model has its threshold",
-    "validation_column": "name the columns of both files alike, and pass --text-column",
+    "validation_column": "name the columns of validation_file sentence1, sentence2 and score",
+    "examples": "leave it out; `bert inspect` shows one example",
 }
 # Command, of one word or two -> what to use.
 COMMANDS = {

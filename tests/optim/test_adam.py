@@ -24,11 +24,8 @@ STEPS = 50
 SHAPES = [(), (1,), (3, 5), (2, 3, 4)]
 RULES = [Rule(decays, adapts) for decays, adapts in itertools.product([True, False], repeat=2)]
 RULES += [Rule(True, True, 0.25)]
-DEFAULTS = OptimizerOpts.model_fields
-EXEMPT = {  # of a run without settings of its own
-    name: DEFAULTS[name].get_default(call_default_factory=True)
-    for name in ("no_weight_decay", "no_layer_adaptation")
-}
+NO_DECAY = OptimizerOpts.model_fields["no_weight_decay"].get_default(call_default_factory=True)
+EXEMPT = {"no_weight_decay": NO_DECAY}  # of a run without settings of its own
 
 
 def optimizer_of(**values):

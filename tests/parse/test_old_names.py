@@ -123,7 +123,6 @@ VALUES = {
     "wandb_name": ("wandb.project", "TF2"),
     "name": ("wandb.name", "first"),
     "output_dir": ("save_ckpt_path", "runs/a"),
-    "cluster.say_waiting_after_seconds": ("cluster.report_waiting_after_seconds", 5.0),
 }
 
 

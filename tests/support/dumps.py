@@ -1,6 +1,7 @@
 """Dumps of MediaWiki, their extraction, and what it has written."""
 
 import re
+from unittest import mock
 
 from bert_cli.config.data import ExtractSettings
 from bert_cli.data.io.manifest import read_manifest
@@ -37,9 +38,10 @@ def dump(path, pages, header=HEADER, end="</mediawiki>\n"):
 
 
 def run(source, out, processes=1, *, megabytes=1, **options):
-    """Extract a dump and return the manifest."""
-    settings = {"dump": source, "out": out, "processes": processes, "chunk_megabytes": megabytes}
-    extract.run(ExtractSettings(**settings | options))
+    """Extract a dump with output files of so many megabytes, and return the manifest."""
+    settings = ExtractSettings(dump=source, out=out, processes=processes, **options)
+    with mock.patch.object(extract, "CHUNK_BYTES", megabytes * 1_000_000):
+        extract.run(settings)
     return read_manifest(out)
 
 

@@ -178,7 +178,6 @@ MISTAKES = [
     (f"{EMBED} two.csv --global-batch.micro-batch-size 1", 2, "has one pair per step"),
     (f"{EMBED} texts.txt --objective simcse", 2, "has nothing to score on"),
     (f"{EMBED} two.csv --text-column anchor,anchor", 2, "text_column (--text-column): names anchor twice"),
-    (f"{EMBED} two.csv --validation-column a,a,score", 2, "(--validation-column): names a twice"),
     (f"{EMBED} two.csv --matryoshka ''", 2, "matryoshka.0 (--matryoshka): got ''"),
     (f"{EMBED} two.csv --matryoshka 999", 2, "(999): is more than the 32 values of the model's vectors"),
     (f"{EMBED} three.csv --num-epochs 1e308", 2, "num_epochs (1e+308): makes a run without end"),

@@ -58,7 +58,7 @@ MAY_CHANGE = {
     "cache_dir", "tokenizer_path", "cluster", "engine", "parallel", "require_gpu",
     # What is scored, and how answers are chosen.
     "validation_dir", "evaluation_examples", "do_training", "do_validation", "do_test", "validation_file",
-    "validation_column", "retrieval_file", "max_answer_length", "null_score_diff_threshold", "early_stop",
+    "retrieval_file", "max_answer_length", "null_score_diff_threshold", "early_stop",
     "baselines",
 }  # fmt: skip
 BY_THEIR_RESULTS = {

@@ -1,4 +1,4 @@
-"""`bert inspect`: examples, statistics and warnings of a folder of records.
+"""`bert inspect`: an example, statistics and warnings of a folder of records.
 
 It reads what a run would read: the first records in the order of a seed, which are spread over the folder.
 
@@ -11,34 +11,27 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from bert_cli import processes
 from bert_cli.config.settings import is_set
 from bert_cli.config.tools import InspectSettings
 from bert_cli.data.examples.reader import shuffled
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
-from bert_cli.data.random import record_at
 from bert_cli.data.records.corpus import number_of_copies
 from bert_cli.data.records.formats import BLOCK, Batch
 from bert_cli.data.records.masking import continuations, unmasked
 from bert_cli.data.tokens.tokenizer import Vocabulary, read_vocabulary, vocabulary_path
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSONObject, is_stdout, output_json
+from bert_cli.processes import print_line
 from bert_cli.text import count, format_bytes
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
 
 BARS = 16
 BAR_WIDTH = 50
-MASK_STYLE = "yellow"
 
 
 class Check(NamedTuple):
@@ -73,7 +66,7 @@ CHECKS["repeats"] = Check(
 
 
 def run(settings: InspectSettings) -> None:
-    """Print examples, statistics and warnings of a folder of records; write them where --json says."""
+    """Print an example, statistics and warnings of a folder of records; write them where --json says."""
     folder = settings.folder
     source = Records(folder, seed=settings.seed, masking=settings.masking)
     if not source.is_dynamic and is_set(settings, "masking"):
@@ -94,8 +87,6 @@ def run(settings: InspectSettings) -> None:
         output_json(settings.json_file, report | of_sample)
         if is_stdout(settings.json_file):
             return
-    console = processes.console()
-    print_line = partial(console.print, soft_wrap=True)
     sampled = f"a sample of {number:,}, drawn from the complete folder"
     print_line(
         f"{folder}: {count(len(source), report['format'] + ' record')} of {source.sequence_length} positions, "
@@ -103,8 +94,9 @@ def run(settings: InspectSettings) -> None:
         f"vocabulary of {report['vocab_size']:,} tokens\n"
         f"read: {'all records' if number == len(source) else sampled} (seed {settings.seed})"
     )
-    if settings.examples:
-        _print_examples(console, source, vocabulary, min(settings.examples, len(source)))
+    example = shuffled(source, np.arange(1))
+    print_line("\nan example, with predicted tokens as {token -> what the model sees}")
+    print_line(f"  {example_text(example, vocabulary)}")
     for line in (
         "\nlengths of examples, in tokens with [CLS] and [SEP]",
         *histogram(sample.lengths, source.sequence_length),
@@ -280,79 +272,30 @@ def histogram(lengths: Counter[int], longest: int) -> list[str]:
     return lines
 
 
-def _print_examples(
-    console: "Console", source: Records, vocabulary: Vocabulary, number: int
-) -> None:
-    batch = shuffled(source, np.arange(number))
-    _, records = record_at(np.arange(number), len(source), source.seed)
-    files = source.corpus["files"]
-    ends = np.cumsum([file["records"] for file in files])
-    legend = "{word -> [MASK]}, {word -> another one} and, shown unchanged, {word}"
-    console.print(f"\npredicted tokens: {legend}", soft_wrap=True)
-    for row, record in enumerate(records.tolist()):
-        name = files[int(np.searchsorted(ends, record, side="right"))]["name"]
-        console.print(f"\nexample {row + 1}: record {record:,}, in {name}")
-        for label, text in describe_example(batch, row, vocabulary):
-            for number_of_line, line in enumerate(text.wrap(console, console.width - 6)):
-                line.rstrip()
-                console.print(f"  {'' if number_of_line else label:<3} ", line, sep="")
-
-
-def describe_example(
-    batch: Batch, row: int, vocabulary: Vocabulary
-) -> Iterator[tuple[str, "Text"]]:
-    """Yield an example as labelled lines of text: A and B of a pair."""
-    from rich.text import Text
-
-    segments_S = batch["segment_ids"][row]
-    tokens_S = unmasked(batch)[row]
-    shown_S = batch["input_ids"][row]
-    predicted = set(batch["masked_lm_positions"][row][batch["masked_lm_weights"][row] > 0].tolist())
-    positions = np.flatnonzero(batch["input_mask"][row]).tolist()
-    about = f"{len(positions)} tokens, {len(predicted)} predicted"
-    if batch["next_sentence_weights"][row]:
-        is_random = batch["next_sentence_labels"][row]
-        about += f", B is {'a random' if is_random else 'the actual'} next"
-    yield "", Text(about)
-    for segment, name in ((0, "A"), (1, "B")):
-        of_segment = [position for position in positions if segments_S[position] == segment]
-        if of_segment:
-            yield name, mark_masks(of_segment, tokens_S, shown_S, predicted, vocabulary)
-
-
-def mark_masks(
-    positions: list[int], tokens_S: Any, shown_S: Any, predicted: set[int], vocabulary: Vocabulary
-) -> "Text":
-    """Return the tokens at some positions as text, with the pieces of a word joined and predictions in braces."""
-    from rich.text import Text
-
-    special = vocabulary.special
+def example_text(batch: Batch, vocabulary: Vocabulary) -> str:
+    """Return the first example as text, with the pieces of a word joined."""
     notation = vocabulary.notation
-    text = Text()
-
-    def word(token: int) -> str:
-        return _printable(notation.shown(vocabulary.pieces[token]).strip())
-
-    for position in positions:
-        token = int(tokens_S[position])
-        shown = int(shown_S[position])
-        if token in (special.cls, special.sep):
-            continue
-        piece = word(token)
-        is_first = not text.plain
-        continues = notation.continues(vocabulary.pieces[token]) and not is_first
-        text.append("" if continues or is_first else " ")
-        if position not in predicted:
-            text.append(piece.removeprefix("##") if continues else piece)
-        elif shown == token:
-            text.append(f"{{{piece}}}", MASK_STYLE)
+    tokens_S = unmasked(batch)[0]
+    predicted = batch["masked_lm_positions"][0][batch["masked_lm_weights"][0] > 0].tolist()
+    words: list[str] = []
+    for position in np.flatnonzero(batch["input_mask"][0]).tolist():
+        piece = vocabulary.pieces[tokens_S[position]]
+        text = notation.shown(piece).strip()
+        continues = notation.continues(piece) and len(words) > 0
+        if position in predicted:
+            seen = vocabulary.pieces[batch["input_ids"][0, position]]
+            text = f"{{{text} -> {notation.shown(seen).strip()}}}"
+        elif continues:
+            text = text.removeprefix("##")
+        if continues:
+            words[-1] += text
         else:
-            text.append(f"{{{piece} -> {word(shown)}}}", MASK_STYLE)
-    return text
+            words.append(text)
+    return _printable(" ".join(words))
 
 
-def _printable(piece: str) -> str:
-    """Return a piece with a question mark for every letter that the terminal cannot show."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in piece)
+def _printable(text: str) -> str:
+    """Return a text with a question mark for every letter that the terminal cannot show."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return text.encode(encoding, "replace").decode(encoding)
+    return shown.encode(encoding, "replace").decode(encoding)

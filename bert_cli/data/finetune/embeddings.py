@@ -52,13 +52,13 @@ def read_texts(path: Path, columns: Sequence[str]) -> list[list[str]]:
     return rows
 
 
-def read_similarities(path: Path, columns: Sequence[str]) -> tuple[list[list[str]], Floats]:
+def read_similarities(path: Path) -> tuple[list[list[str]], Floats]:
     """Return pairs of texts and the score of each. Raises DataError for a score that is not a number."""
     pairs = []
     scores = []
-    for where, row in tables.table_rows(path, columns, Counter()):
-        pairs.append([tables.text_of(row, name, where) for name in columns[:2]])
-        scores.append(_number(tables.label_of(row, columns[2], where), where))
+    for where, row in tables.table_rows(path, ("sentence1", "sentence2", "score"), Counter()):
+        pairs.append([tables.text_of(row, name, where) for name in ("sentence1", "sentence2")])
+        scores.append(_number(tables.label_of(row, "score", where), where))
     if len({*scores}) < 2:
         problem = "all scores are equal"
         raise DataError(str(path), problem, "use different scores, as rank correlation needs")

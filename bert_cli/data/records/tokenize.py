@@ -95,9 +95,8 @@ def run(settings: TokenizeSettings) -> None:
         seed=settings.random_seed,
     )
     values |= {"duplication_factor": recipe.copies, **vocabulary.normalization.changes()}
-    group_files = settings.group_files if "group_files" in settings.model_fields_set else None
     text = open_text(settings.input, settings.out, recipe.reading, settings.model_fields_set)
-    groups, notes = plan_groups(text, group_files, pairs=settings.nsp)
+    groups, notes = plan_groups(text, pairs=settings.nsp)
     step = Step(
         "tokenize",
         settings.out,
@@ -169,21 +168,18 @@ def bytes_written(text: TextInput, recipe: Recipe, vocab_size: int) -> int:
 # --- groups of files
 
 
-def plan_groups(
-    text: TextInput, group_files: int | None, *, pairs: bool = True
-) -> tuple[Outputs, list[str]]:
+def plan_groups(text: TextInput, *, pairs: bool = True) -> tuple[Outputs, list[str]]:
     """Return the record files with the input files of each, in order, and notes for the user.
 
-    A group has `group_files` files; by default one, or BUNDLE_BYTES of files that are one document each. The last file
+    A group has one file, or BUNDLE_BYTES of files that are one document each. The last file
     of a dump often has a single article, which cannot make pairs: where the manifest of the input says so, it joins the
     group before it. Raises DataError for any other group of one document, before hours of work.
     """
     reading = text.reading
     split = partial(split_part, size=RANGE_BYTES, reading=reading, anywhere=not pairs)
     parts = [piece for part in text.parts for piece in split(part)]
-    step = group_files or 1
-    groups = [parts[first : first + step] for first in range(0, len(parts), step)]
-    if group_files is None and reading.documents == "files":
+    groups = [[part] for part in parts]
+    if reading.documents == "files":
         groups = bundle(parts, BUNDLE_BYTES)
     last = groups[-1]
     counted = text.documents
@@ -210,7 +206,7 @@ def _check_documents(number: int, parts: Sequence[Part]) -> None:
     if number < 2:
         where = f"{_span(parts)} ({count(number, 'document')} in the group)"
         problem = "a random next sentence must come from another document"
-        remedy = "raise --group-files, separate documents by blank lines, or pass --no-nsp"
+        remedy = "join the file to another, separate documents by blank lines, or pass --no-nsp"
         raise DataError(where, problem, remedy)
 
 

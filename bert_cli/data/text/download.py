@@ -22,7 +22,7 @@ from bert_cli.config.markers import recorded
 from bert_cli.data.io import manifest
 from bert_cli.data.io.manifest import OutputFolder, Stats, Step
 from bert_cli.data.io.runner import Progress, plan_disk_space, summary
-from bert_cli.errors import ConfigError, DataError, redact
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import name_path, write_atomically
 from bert_cli.processes import print_error, print_line
 from bert_cli.text import format_bytes
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # The dump server answers 403 to the default names of HTTP libraries.
 AGENT = f"bert-cli/{__version__} (command line tool for pre-training BERT; one dump per user)"
+SERVER = "https://dumps.wikimedia.org"
 KIND = "pages-articles-multistream.xml.bz2"
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 60.0, 60.0)  # seconds between attempts
 PROGRESS_BYTES = 10_000_000
@@ -69,7 +70,7 @@ def sample_dump() -> Path:
 
 
 def _copy_sample(settings: DownloadSettings, output: OutputFolder) -> None:
-    if useless := settings.model_fields_set & {"language", "date", "mirror"}:
+    if useless := settings.model_fields_set & {"language", "date"}:
         problem = "has no effect with --sample, which copies a file"
         raise ConfigError(min(useless), problem, "leave one out")
     source = sample_dump()
@@ -85,19 +86,16 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
 
     started = time.monotonic()
     wiki = settings.language.replace("-", "_") + "wiki"
-    mirror = settings.mirror.rstrip("/")
     timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
     headers = {"User-Agent": f"{AGENT} httpx2/{httpx2.__version__}", "Accept-Encoding": "identity"}
     with httpx2.Client(headers=headers, timeout=timeout, follow_redirects=True) as client:
-        name, listed = _listed(client, mirror, wiki, settings.date)
+        name, listed = _listed(client, wiki, settings.date)
         target = settings.out / name
         if target.exists():
             _use_existing(output, target, listed, started)
             return
         date = name.removeprefix(f"{wiki}-").removesuffix(f"-{KIND}")
-        url = f"{mirror}/{wiki}/{date}/{name}"
-        if settings.date == "latest" and not _exists(client, url):
-            url = f"{mirror}/{wiki}/latest/{wiki}-latest-{KIND}"  # mirrors without dated folders
+        url = f"{SERVER}/{wiki}/{date}/{name}"
         part = settings.out / f"{name}.{listed}.part"
         _remove_parts(settings.out, wiki, but=part)  # of a dump that the server no longer lists
         received = 0
@@ -105,9 +103,6 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
             path, earlier, more = _transfer(client, url, part, is_complete_answer)
             received += more
             sha1 = _sha1(path)
-            if sha1 != listed:  # `latest` may have moved since it was resolved
-                name, listed = _listed(client, mirror, wiki, settings.date)
-                target = settings.out / name
             if sha1 == listed:
                 break
             if path != part or not earlier:
@@ -123,9 +118,9 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
     _write_manifest(output, target, sha1, url, received, started)
 
 
-def _listed(client: "httpx2.Client", mirror: str, wiki: str, date: str) -> tuple[str, str]:
+def _listed(client: "httpx2.Client", wiki: str, date: str) -> tuple[str, str]:
     """Return name and SHA-1 of the dump in the list of checksums, which names files by their date."""
-    url = f"{mirror}/{wiki}/{date}/{wiki}-{date}-sha1sums.txt"
+    url = f"{SERVER}/{wiki}/{date}/{wiki}-{date}-sha1sums.txt"
 
     def read() -> str:
         received = b""
@@ -134,7 +129,7 @@ def _listed(client: "httpx2.Client", mirror: str, wiki: str, date: str) -> tuple
                 received += block
                 if len(received) > LIST_BYTES:
                     problem = f"is longer than {format_bytes(LIST_BYTES)}, so it is not a list of checksums"
-                    raise DataError(f"download ({url})", problem, "check --mirror")
+                    raise DataError(f"download ({url})", problem, "check the network")
         return received.decode("utf-8", errors="replace")
 
     text = _retry(url, read, lambda: 0)
@@ -143,7 +138,7 @@ def _listed(client: "httpx2.Client", mirror: str, wiki: str, date: str) -> tuple
     match = re.search(pattern, text, re.MULTILINE)
     if match is None:
         problem = f"lists no {KIND}; this dump may not be finished yet"
-        remedy = f"choose an earlier --date from {mirror}/{wiki}/"
+        remedy = f"choose an earlier --date from {SERVER}/{wiki}/"
         raise DataError(f"download ({url})", problem, remedy)
     return match[2], match[1]
 
@@ -220,22 +215,11 @@ def _get(client: "httpx2.Client", url: str, headers: dict[str, str]) -> Iterator
                 raise ConnectionLostError(f"the server answers {code}")
             if code >= 300 and code != 416:
                 folder = url.rsplit("/", 2)[0]
-                remedy = f"check --language, --date and --mirror against {folder}/"
+                remedy = f"check --language and --date against {folder}/"
                 raise DataError(where, f"the server refuses with {code}", remedy)
             yield response
-    except httpx2.UnsupportedProtocol:
-        problem = "is not an http(s) address"
-        raise ConfigError(f"mirror ({url})", problem, "begin with https://") from None
     except (httpx2.TransportError, httpx2.StreamError) as error:
         raise ConnectionLostError(str(error) or type(error).__name__) from None
-
-
-def _exists(client: "httpx2.Client", url: str) -> bool:
-    import httpx2
-
-    with suppress(httpx2.TransportError):
-        return client.head(url).status_code != 404
-    return True  # the download itself reports the failure
 
 
 def _retry(url: str, attempt: Callable[[], Result], received: Callable[[], int]) -> Result:
@@ -253,13 +237,13 @@ def _retry(url: str, attempt: Callable[[], Result], received: Callable[[], int])
                 raise DataError(
                     f"download ({url})",
                     f"{error}, {failures + 1} times in a row",
-                    "check the network and run the command again, it continues; or use another server as "
-                    "--mirror, or `bert extract` a dump that you have",
+                    "check the network and run the command again, it continues; or `bert extract` a dump that "
+                    "you have",
                 ) from None
             pause = PAUSES[failures]
             failures += 1
             again = f"trying again in {pause:.0f} s ({failures} of {len(PAUSES)})"
-            print_error(f"download: {urlsplit(redact(url)).netloc}: {error}; {again}")
+            print_error(f"download: {urlsplit(url).netloc}: {error}; {again}")
             time.sleep(pause)
 
 
@@ -289,7 +273,7 @@ def _write_manifest(
         seconds,
         received,
         bytes_in_this_run=received,
-        url=redact(url),
+        url=url,
         sha1=sha1,
         shards=[{"output": target.name, **stats.counts()}],
     )

@@ -6,8 +6,6 @@ is such a program, with a short name (it is AGPL: called, never imported).
 """
 
 import errno
-import html
-import json
 import os
 import re
 import shlex
@@ -29,11 +27,12 @@ from bert_cli.data.io.manifest import Shard, Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.text.templates import read_rules
 from bert_cli.data.text.wikipedia import DAMAGED, TITLE, WIKITEXT, Chunk, Dump, find_dump
-from bert_cli.data.text.wikitext import PAGE_ID, Site, doc_block, document, site_of
+from bert_cli.data.text.wikitext import PAGE_ID, Site, document, site_of
 from bert_cli.errors import ConfigError, DataError, needs_extra
 from bert_cli.files import JSONObject, file_crc32c
 from bert_cli.processes import kill_program, print_line, start_program
 
+CHUNK_BYTES = 16_000_000  # of XML per output file: the unit of restart and of parallel work
 PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them
 TEXT_PER_BYTE = 0.24  # bytes of text for a byte of XML, as in docs/wikipedia.md
 SECONDS_PER_CHUNK = 300.0
@@ -70,9 +69,9 @@ def run(settings: ExtractSettings) -> None:
             settings.out,
             settings=values | {"extractor": extractor},
             packages=["wikiextractor"] if extractor == "wikiextractor" else [],
-            expected_bytes=bytes_written(path, settings.processes, settings.chunk_megabytes),
+            expected_bytes=bytes_written(path, settings.processes),
         ),
-        _shards(dump, settings.chunk_megabytes * 1_000_000),
+        _shards(dump, CHUNK_BYTES),
         partial(extract_chunk, header=dump.header, command=command, rules=rules),
         Workers(settings.processes, settings.scheduler),
         total=path.stat().st_size,
@@ -113,10 +112,10 @@ def _command(settings: ExtractSettings) -> list[str]:
     return command
 
 
-def bytes_written(path: Path, processes: int, chunk_megabytes: int) -> int:
+def bytes_written(path: Path, processes: int) -> int:
     """Return the estimated bytes of the text, and of the chunks that are on the disk at a time."""
     size = path.stat().st_size * (PACKED_EXPANSION if compression_of(path) else 1.0)
-    return round(TEXT_PER_BYTE * size + min(2 * processes * chunk_megabytes * 1e6, size))
+    return round(TEXT_PER_BYTE * size + min(2 * processes * CHUNK_BYTES, size))
 
 
 def output_name(number: int) -> Path:
@@ -241,7 +240,7 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
 
 
 def _run_program(pages: list[bytes], command: Sequence[str], header: bytes, path: Path) -> bytes:
-    """Run a program on a dump of some pages and return its text as <doc> blocks.
+    """Run a program on a dump of some pages and return its <doc> blocks.
 
     If a process of WikiExtractor dies, its other processes wait forever. Raises OSError for a full disk,
     ToolFailedError for anything else.
@@ -265,23 +264,7 @@ def _run_program(pages: list[bytes], command: Sequence[str], header: bytes, path
     if problem or "Traceback" in message:
         reason = message.splitlines()[-1] if message else "no message"
         raise ToolFailedError(f"{problem or 'a crash'} ({reason})")
-    return _doc_blocks(text.read_bytes(), pages, site_of(header).url)
-
-
-def _doc_blocks(text: bytes, pages: list[bytes], url: str) -> bytes:
-    """Return a program's output as <doc> blocks; JSON lines become blocks, with the page's id if they have none."""
-    if not text.lstrip().startswith(b"{") and DOC.search(text):
-        return text
-    ids = {html.unescape(title): number for number, title in map(_id_and_title, pages)}
-    blocks = []
-    try:
-        for row in map(json.loads, text.splitlines()):
-            title = str(row["title"])
-            number = str(row.get("id") or ids.get(title, ""))
-            blocks.append(doc_block(number.encode(), html.escape(title).encode(), row["text"], url))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        problem = f"it writes neither <doc> blocks nor JSON lines with title and text ({error})"
-        raise ToolFailedError(problem) from None
-    if not blocks:
-        raise ToolFailedError("no text")
-    return b"".join(blocks)
+    blocks = text.read_bytes()
+    if not DOC.search(blocks):
+        raise ToolFailedError("it writes no <doc> blocks")
+    return blocks

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 LETTERS = 1000  # most characters in a trained vocabulary, or as many as COVERAGE needs; words with others are [UNK]
 COVERAGE = 0.9995  # fraction of a text's characters, by a quarter of the vocabulary at most
 CODE_POINTS = 0x110000
+MIN_FREQUENCY = 2  # of a piece in the text
 MANY_STRIPPED = 0.02  # words that stripping accents changes; of dumps English 0.2 %, Bulgarian 2.1 %, Vietnamese 81 %
 CAPITALS = 0.05  # minimum fraction of pieces with a capital in a cased vocabulary; Google's has 0.3
 Texts = Callable[[], Iterable[str]]  # blocks of a text that is read several times
@@ -184,7 +185,7 @@ def run(settings: VocabSettings) -> None:
     if len(pieces) < target:
         kind = "new pieces" if base else "pieces"
         print_line(
-            f"vocab: only {new:,} {kind} occur {settings.min_frequency} times or more in "
+            f"vocab: only {new:,} {kind} occur {MIN_FREQUENCY} times or more in "
             f"this text, fewer than the {int(settings.size):,} of --size"
         )
     line = summary("vocab", stats, seconds, size)
@@ -240,7 +241,7 @@ def _new_pieces(
         counts += np.bincount(encoder.encode(text).tokens, minlength=len(counts))
     counts = counts[first:]
     order = np.argsort(-counts, kind="stable")[: int(settings.size)].tolist()
-    return [candidates[n] for n in order if counts[n] >= settings.min_frequency]
+    return [candidates[n] for n in order if counts[n] >= MIN_FREQUENCY]
 
 
 def _train(
@@ -267,7 +268,7 @@ def _train(
         raise ConfigError(f"--size ({settings.size})", problem, remedy)
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
-        min_frequency=settings.min_frequency,
+        min_frequency=MIN_FREQUENCY,
         special_tokens=fixed,
         initial_alphabet=letters,
         limit_alphabet=len(letters),

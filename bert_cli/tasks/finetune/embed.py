@@ -49,8 +49,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     texts: dict[str, Sequence[str]] = {}
     judged = retrieval = None
     if is_scored and settings.validation_file is not None:
-        columns = settings.validation_column
-        pairs, judged = embeddings.read_similarities(settings.validation_file, columns)
+        pairs, judged = embeddings.read_similarities(settings.validation_file)
         texts["first"], texts["second"] = zip(*pairs, strict=True)
     if is_scored and settings.retrieval_file is not None:
         retrieval = embeddings.read_retrieval(settings.retrieval_file)

@@ -72,7 +72,6 @@ def optimizer_for(
         names,
         kind,
         no_weight_decay=options.no_weight_decay,
-        no_layer_adaptation=options.no_layer_adaptation,
         layer_decay=options.layer_decay,
     )
     if not kind.has_trust_ratio:

@@ -102,7 +102,6 @@ def open_mesh(
     module = runtime(work.engine)
     module.configure_runtime(work.precision, work.deterministic)
     rendezvous = Rendezvous(
-        report_after_seconds=cluster.report_waiting_after_seconds,
         lost_after_seconds=cluster.lost_after_seconds,
         register_seconds=cluster.start_within_seconds,
         stop_requested=stop_requested,

@@ -48,7 +48,7 @@ def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tupl
     run = _built(job)
     state = run.state
     group = run.engine.group
-    stack.enter_context(watchdog(group, job.order.cluster.report_waiting_after_seconds))
+    stack.enter_context(watchdog(group))
     saving.load_state(run, stack)
     seconds_built = time.monotonic() - began
     if saves and not _score_resumed(run):

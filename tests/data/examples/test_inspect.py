@@ -180,26 +180,21 @@ def test_a_healthy_folder_has_no_warnings_and_the_statistics_of_its_records(corp
         assert report_of(capsys, *masking)["masked_token_fraction"] == pytest.approx(3 / S)
 
 
-def test_a_sample_is_drawn_from_the_whole_folder_by_the_seed(corpus, capsys):
-    text = inspected(capsys, corpus, "--sample", 150, "--examples", 60)
+def test_a_sample_is_drawn_by_the_seed(corpus, capsys):
+    text = inspected(capsys, corpus, "--sample", 150)
     assert "read: a sample of 150, drawn from the complete folder (seed 0)" in text
-    assert all(f"in wiki_{n:03}.tfrecord" in text for n in range(3))
-    other = inspected(capsys, corpus, "--sample", 150, "--examples", 60, "--seed", 7)
-    assert text.partition("example 1")[2] != other.partition("example 1")[2]
-    # Each example has its pair, and each prediction in braces, the original word first.
-    shown = text.partition("example 1")[2].partition("example 3")[0]
-    assert "32 tokens, 5 predicted, B is " in shown and shown.count("{word") == 10
+    shown, other = (
+        one.partition("an example")[2].partition("\n\n")[0]
+        for one in (text, inspected(capsys, corpus, "--sample", 150, "--seed", 7))
+    )
+    assert shown != other
+    assert shown.count("{word") == 5 and shown.count("[SEP]") == 2
 
 
-def test_pieces_are_joined_and_the_texts_of_a_pair_are_shown_one_by_one():
-    tokens = np.array([CLS, THE, CAT, PLURAL, SAT, DOT, SEP])
-    shown = np.array([2, 4, 6, 4, 5, 8, 3])
-    text = inspect.mark_masks([*range(7)], tokens, shown, {1, 3, 4, 5}, KNOWN)
-    assert text.plain == "{the -> [MASK]} cat{##s -> [MASK]} {sat -> the} {.}"
-    batch = batch_of(ONE)
-    lines = [(label, line.plain) for label, line in inspect.describe_example(batch, 0, KNOWN)]
-    assert [label for label, _ in lines] == ["", "A", "B"]
-    assert lines[0][1] == "9 tokens, 3 predicted, B is a random next"
+def test_an_example_has_the_pieces_of_its_words_joined_and_its_predictions_in_braces():
+    assert inspect.example_text(batch_of(ONE), KNOWN) == (
+        "[CLS] the {cat -> [MASK]}s {. -> the} [SEP] {sat -> sat} [UNK] [SEP]"
+    )
 
 
 def test_static_records_of_one_copy_are_warned_of(tmp_path, capsys):

@@ -85,9 +85,9 @@ def content(folder):
 # --- which files are a group
 
 
-def planned_groups(source, group_files, reading=None, **options):
+def planned_groups(source, reading=None, **options):
     text = open_text(source, source.parent / "out", reading or Reading(), ())
-    return plan_groups(text, group_files, **options)
+    return plan_groups(text, **options)
 
 
 def names(planned):
@@ -99,12 +99,12 @@ def test_files_of_one_document_each_are_bundled(tmp_path, monkeypatch):
     for n in range(7):
         (tmp_path / str(n)).write_text("w1 w2\n\nw3 w4\n" * 3)
     reading = Reading(documents="files")
-    planned, notes = planned_groups(tmp_path, None, reading)
+    planned, notes = planned_groups(tmp_path, reading)
     assert names(planned) == [["0", "1"], ["2", "3"], ["4", "5", "6"]]
     assert notes[0].startswith(f"{tmp_path / '6'}: has fewer than two documents")
     with pytest.raises(DataError, match=r"0 \(1 document in the group\).* or pass --no-nsp"):
-        planned_groups(tmp_path, 1, reading)
-    assert len(planned_groups(tmp_path, 1, reading, pairs=False)[0]) == 7
+        planned_groups(tmp_path, reading)
+    assert len(planned_groups(tmp_path, reading, pairs=False)[0]) == 7
 
 
 def write_manifest(folder, counts):
@@ -117,16 +117,15 @@ def test_the_manifest_says_which_files_have_one_document(home, tmp_path, capsys)
         (tmp_path / f"text_0{n}").write_text("ba ke\n\nlo mi\n")
     (tmp_path / "empty").write_text("")
     write_manifest(tmp_path, {"text_00": 2, "text_01": 2, "text_02": 1, "empty": 0})
-    planned, (note,) = planned_groups(tmp_path, 1)
+    planned, (note,) = planned_groups(tmp_path)
     assert names(planned) == [["text_00"], ["text_01", "text_02"]]
     assert note.startswith(f"{tmp_path / 'text_02'}: has fewer than two documents")
-    assert planned_groups(tmp_path, 3)[1] == []
     out = make(home, tmp_path / "out", input=tmp_path, mask_tokens=5)
     assert read_manifest(out)["notes"] == [note]
     assert f"tokenize: {note}" in capsys.readouterr().out
     write_manifest(tmp_path, {"text_00": 1, "text_01": 3, "text_02": 3})
     with pytest.raises(DataError, match=r"text_00 \(1 document in the group\)"):
-        planned_groups(tmp_path, 1)
+        planned_groups(tmp_path)
 
 
 # --- from text to groups
@@ -171,7 +170,7 @@ def test_a_large_file_becomes_several_groups_whose_names_sort_in_their_order(tmp
     monkeypatch.setattr(tokenize, "RANGE_BYTES", 20)
     expected = documents(1500, most=2)
     write(tmp_path / "a", expected)
-    planned, notes = planned_groups(tmp_path / "a", None)
+    planned, notes = planned_groups(tmp_path / "a")
     outputs = [output.name for output, _ in planned]
     assert len(outputs) > 1000 and notes == [] and sorted(outputs) == outputs
     assert outputs[0] == "wiki_0000.tfrecord"
@@ -300,9 +299,9 @@ def test_the_bytes_depend_on_the_seed_and_not_on_processes_or_a_second_run(
     for name, value in (("random_seed", 7), ("vocab", str(vocab))):
         with pytest.raises(DataError, match=name):
             make(home, out, **{name: value})
-    other = content(make(home, tmp_path / "out", random_seed=1, group_files=2))
+    other = content(make(home, tmp_path / "out", random_seed=1))
     names = [name for name in sorted(other) if name.endswith(".tfrecord")]
-    assert names == ["wiki_000.tfrecord", "wiki_001.tfrecord"]
+    assert names == [name for name in sorted(ours) if name.endswith(".tfrecord")]
     assert all(other[name] != ours[name] for name in names)
 
 
@@ -315,9 +314,6 @@ def test_bad_input_is_rejected_and_leaves_no_records(home, tmp_path):
     assert not out.exists()
     (folder / "text_00").write_text("ba ke.\nlo mi.\n")
     (folder / "text_01").write_text("nu ra.\nsi to.\n\nva.\n")
-    with pytest.raises(
-        DataError, match=r"text_00 \(1 document in the group\).*raise --group-files"
-    ):
+    with pytest.raises(DataError, match=r"text_00 \(1 document in the group\).*join the file"):
         make(home, out, input=folder)
     assert not list(out.glob("*.tfrecord")) and not (out / "manifest.json").exists()
-    assert read_corpus(make(home, tmp_path / "two", input=folder, group_files=2))["records"] > 0

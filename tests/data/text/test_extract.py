@@ -282,12 +282,13 @@ DAMAGES = [(pack, damage) for damage in (halved, flipped) for pack in PACKERS]
 
 @pytest.mark.parametrize(("pack", "damage"), [(bytes, cut_in_a_page), *DAMAGES])
 def test_a_damaged_dump_ends_with_exit_code_3_and_its_text_stays_until_it_is_accepted(
-    tmp_path, capsys, pack, damage
+    tmp_path, capsys, monkeypatch, pack, damage
 ):
     pages = "".join(page(n, f"Page {n}", str(os.urandom(6000))) for n in range(1, 201))
     source, out = dump(tmp_path / "dump.xml", pages), tmp_path / "out"
     source.write_bytes(damage(pack(source.read_bytes())))
-    command = ["extract", str(source), str(out), "--processes", "1", "--chunk-megabytes", "1"]
+    command = ["extract", str(source), str(out), "--processes", "1"]
+    monkeypatch.setattr(extract, "CHUNK_BYTES", 1_000_000)
     messages = []
     for _ in range(2):  # the same command again finds the same
         assert cli.main(command) == 3

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from bert_cli.config.data import VocabSettings
+from bert_cli.data.tokens import vocab
 from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.tokenizer import (
     CONFIG_FILE,
@@ -335,19 +336,21 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
     assert "times or more in this text" not in capsys.readouterr().out
 
 
-def test_a_word_that_occurs_less_often_than_the_minimum_is_no_piece(tmp_path):
+def test_a_word_that_occurs_less_often_than_the_minimum_is_no_piece(tmp_path, monkeypatch):
     lines = ["zebra giraffe"] * 3 + ["giraffe"] * 2
     for frequency, expected in ((3, {"zebra", "giraffe"}), (4, {"giraffe"}), (6, set())):
-        out = train(tmp_path, f"vocab{frequency}", lines=lines, min_frequency=frequency)
+        monkeypatch.setattr(vocab, "MIN_FREQUENCY", frequency)
+        out = train(tmp_path, f"vocab{frequency}", lines=lines)
         assert {"zebra", "giraffe"} & {*found(out).pieces} == expected
 
 
-def test_an_extension_has_the_most_frequent_pieces_that_the_text_needs(tmp_path):
+def test_an_extension_has_the_most_frequent_pieces_that_the_text_needs(tmp_path, monkeypatch):
     """`ze` is a step from z to zebra, and a piece of the three words zest alone."""
     base = train(tmp_path, "base", 100, SENTENCES)
 
     def new_pieces(name: str, lines: Sequence[str], size: str, frequency: int) -> Sequence[str]:
-        out = train(tmp_path, name, size, lines, extend=str(base), min_frequency=frequency)
+        monkeypatch.setattr(vocab, "MIN_FREQUENCY", frequency)
+        out = train(tmp_path, name, size, lines, extend=str(base))
         return found(out).pieces[len(found(base).pieces) :]
 
     words = ["zebu", "yak", "ibex", "kudu", "okapi", "gaur", "oryx", "tapir"]
