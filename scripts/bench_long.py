@@ -2,12 +2,10 @@
 """Compare ModernBERT on TensorFlow with transformers' in PyTorch on long texts, in time and memory, on one core.
 
     scripts/bench_long.py --lengths 512 2048 8192 --rounds 3
-    scripts/bench_long.py --sides graph eager-graph --layers 6 --lengths 16 128 512 2048 8192
 
 A model with random weights, which all sides read from the same folder, computes the hidden states of one text without
-padding, in float32. transformers runs with attention `sdpa` and `eager`. `graph` is the ONNX graph of `bert export`,
-and `eager-graph` the same of transformers' eager attention, both in ONNX Runtime. Every side is a process for itself,
-and they run alternately. The table shows medians of processor time, the largest memory of a process, and the memory
+padding, in float32. transformers runs with attention `sdpa` and `eager`. Every side is a process for itself, and they
+run alternately. The table shows medians of processor time, the largest memory of a process, and the memory
 that the pass added to the process with the model loaded.
 """
 
@@ -31,7 +29,6 @@ from bert_cli.tasks.look.machine import resident_bytes
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
 os.environ |= {"CUDA_VISIBLE_DEVICES": "-1"}
 SIDES = ("ours", "sdpa", "eager")
-GRAPHS = ("graph", "eager-graph")
 VOCABULARY = 4096
 
 
@@ -96,38 +93,6 @@ def theirs(options: argparse.Namespace) -> Callable[[Any], Any]:
     return run
 
 
-def write_graphs(folder: Path) -> None:
-    """Export the model in a folder as ONNX graphs, into a folder for each kind of attention."""
-    from bert_cli.tasks.run.models import find_source
-    from bert_cli.tasks.run.opened import open_model
-    from bert_cli.tasks.use import export, long_attention
-
-    model = export.Served(open_model(find_source(str(folder)), "embed"))
-    for side in GRAPHS:
-        (folder / side).mkdir()
-        if side == "eager-graph":
-            long_attention.register = lambda: "eager"
-            long_attention.add_functions = lambda path: None
-        export.write_onnx(model, folder / side)
-
-
-def graph(options: argparse.Namespace) -> Callable[[Any], Any]:
-    import onnxruntime
-
-    threads = onnxruntime.SessionOptions()
-    threads.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(options.folder / options.side / "model.onnx", threads)
-
-    def run(ids: Any) -> Any:
-        columns = {
-            "input_ids": ids.astype(np.int64),
-            "attention_mask": np.ones(ids.shape, np.int64),
-        }
-        return session.run(None, columns)[0]
-
-    return run
-
-
 def used_memory() -> float:
     """Return the largest memory of this process so far in MB."""
     return resident_bytes()[1] / 1e6
@@ -135,8 +100,7 @@ def used_memory() -> float:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the processor time of each pass but the first, the memory, and some of the outputs."""
-    opens = {"ours": ours, **dict.fromkeys(GRAPHS, graph)}
-    run = opens.get(options.side, theirs)(options)
+    run = (ours if options.side == "ours" else theirs)(options)
     ids = np.random.default_rng(0).integers(5, VOCABULARY, (1, options.length), dtype=np.int32)
     run(ids[:, :16])
     before = used_memory()
@@ -160,7 +124,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--sides", nargs="+", choices=(*SIDES, *GRAPHS), default=SIDES)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--length", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -174,8 +138,6 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), options)
-        if {*GRAPHS} & {*options.sides}:
-            write_graphs(Path(folder))
         command = [sys.executable, __file__, *sys.argv[1:], "--folder", folder]
         for length in options.lengths:
             sides: dict[str, list[dict[str, Any]]] = {side: [] for side in options.sides}

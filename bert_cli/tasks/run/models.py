@@ -244,20 +244,17 @@ def _find_source(name: str, flag: str, saved: Saved | None) -> Source:
             _refuse_keras(folder)
             weights = folder / FILES[0]
     else:
-        weights = prefix
         with reading_tensorflow(prefix) as tf:
             shapes = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
-        if not tensorflow_names.is_object_based(shapes):
-            config = folder / TF1_CONFIG
-            described = tensorflow_names.config_of(_read_config(config))
-            described |= tensorflow_names.architecture_of(shapes)
-            return Source(folder, described, str(config), prefix)
+        if tensorflow_names.is_object_based(shapes):
+            problem = "is an object checkpoint of TensorFlow 2"
+            remedy = "export it to Hugging Face's format with the tool that wrote it"
+            raise CheckpointError(str(prefix), problem, remedy)
+        config = folder / TF1_CONFIG
+        described = tensorflow_names.config_of(_read_config(config))
+        described |= tensorflow_names.architecture_of(shapes)
+        return Source(folder, described, str(config), prefix)
     config = folder / "config.json"
-    if prefix is not None and not config.is_file():
-        where = str(prefix)
-        problem = "is a TensorFlow 2 checkpoint without its shape"
-        remedy = f"write {config} with its bert_config, and add the tokenizer's vocab.txt"
-        raise CheckpointError(where, problem, remedy)
     read_json(config, ModelClass, CheckpointError, "copy it from the model again")
     return Source(folder, _read_config(config), str(config), weights)
 

@@ -18,7 +18,6 @@ from scipy.special import erf, softmax
 
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import GATHER, POOL, Head
-from bert_cli.facts.modernbert import ModernBertConfig
 from bert_cli.files import file_crc32c
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models
@@ -209,12 +208,8 @@ def open_graph(source: models.Source, task: str) -> Light | None:
 
 
 def made_of(source: models.Source) -> str:
-    """Return what a graph is made of: the checksum of the model's weights, and the temperature that divides logits.
-
-    Earlier graphs of a ModernBERT score all pairs of positions at once, 4.7 GB for 8,192 tokens; its graphs say so.
-    """
-    form = " in-blocks" if isinstance(source.config, ModernBertConfig) else ""
-    return f"{file_crc32c(source.weights)} {source.temperature}{form}"
+    """Return what a graph is made of: the checksum of the model's weights, and the temperature that divides logits."""
+    return f"{file_crc32c(source.weights)} {source.temperature}"
 
 
 def _outputs(run: Graph, columns: Columns) -> Floats:

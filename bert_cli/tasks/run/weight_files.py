@@ -1,4 +1,4 @@
-"""Read the weights of a model's files: safetensors, PyTorch files, and checkpoints of TensorFlow 1 and 2.
+"""Read the weights of a model's files: safetensors, PyTorch files, and TensorFlow 1 checkpoints.
 
 Nothing is unpickled, and PyTorch and TensorFlow are imported only for their own files.
 """
@@ -108,7 +108,7 @@ def _has_weights(entry: object) -> bool:
 def tensorflow_prefix(path: Path) -> Path | None:
     """Return the prefix of the TensorFlow checkpoint that the path is or contains. Raises CheckpointError for an index.
 
-    Of several checkpoints, the one named in TensorFlow's file `checkpoint`, else the newest of Graphcore's `STEP.ckpt`.
+    Of several checkpoints, the one named in TensorFlow's file `checkpoint`.
     """
     if path.is_file():
         with path.open("rb") as file:
@@ -136,8 +136,6 @@ def tensorflow_prefix(path: Path) -> Path | None:
     match = re.search(r'^model_checkpoint_path: "(.*)"$', text, re.MULTILINE)
     if match and (newest := path / Path(match[1]).name) in prefixes:
         return newest
-    if all(re.fullmatch(r"\d+\.ckpt", prefix.name) for prefix in prefixes):
-        return max(prefixes, key=lambda prefix: int(prefix.stem))
     names = ", ".join(prefix.name for prefix in prefixes)
     problem = f"holds {len(prefixes)} checkpoints ({names})"
     raise CheckpointError(str(path), problem, "use one of them")
@@ -147,19 +145,6 @@ def _read_tensorflow(prefix: Path) -> Tensors:
     with reading_tensorflow(prefix) as tf:
         reader = tf.train.load_checkpoint(str(prefix))
         names = reader.get_variable_to_shape_map()
-        if tensorflow_names.is_object_based(names):
-            from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
-
-            graph = TrackableObjectGraph.FromString(reader.get_tensor(tensorflow_names.GRAPH))
-            nodes = [
-                tensorflow_names.Node(
-                    {child.local_name: child.node_id for child in node.children},
-                    next((attribute.checkpoint_key for attribute in node.attributes), None),
-                    next((attribute.full_name for attribute in node.attributes), ""),
-                )
-                for node in graph.nodes
-            ]
-            return tensorflow_names.from_tf2(nodes, reader.get_tensor, where=str(prefix))
         # Moments are twice the size of the weights. Variables of other models are read and then refused.
         is_training = tensorflow_names.is_training
         tensors = {n: np.asarray(reader.get_tensor(n)) for n in names if not is_training(n)}
@@ -172,15 +157,14 @@ def reading_tensorflow(prefix: Path) -> Iterator[Any]:
     try:
         with quiet_imports():
             import tensorflow as tf
-        from google.protobuf.message import DecodeError
     except ImportError:
         problem = "is a TensorFlow checkpoint, and TensorFlow is not installed"
         remedy = "run `bert export --format hf` where TensorFlow is installed, and use that folder"
         raise CheckpointError(str(prefix), problem, remedy) from None
     try:
         yield tf
-    # LookupError: raised by TensorFlow for a truncated data file, and by us for a missing object.
-    except (tf.errors.OpError, ValueError, RuntimeError, LookupError, DecodeError) as error:
+    # LookupError: raised by TensorFlow for a truncated data file.
+    except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
         problem = f"cannot be read ({_first_line(error)})"
         raise CheckpointError(str(prefix), problem, ALL_FILES) from error
 

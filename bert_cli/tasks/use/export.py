@@ -28,7 +28,7 @@ from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import POOL
-from bert_cli.facts.modernbert import QUERIES, ModernBertConfig
+from bert_cli.facts.modernbert import MAX_SCORED, QUERIES
 from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
@@ -69,6 +69,17 @@ def run(settings: ExportSettings) -> None:
     with suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
     source = models.as_trained(models.find_source(settings.model, "MODEL"))
+    positions = source.config.max_position_embeddings
+    if settings.format == "onnx" and positions > MAX_SCORED:
+        problem = (
+            f"an ONNX graph scores all pairs of tokens, of at most {MAX_SCORED:,}, "
+            f"and the model has {positions:,} positions"
+        )
+        remedy = (
+            "export it as hf, or set max_position_embeddings to 2048 in the config.json of that export "
+            "and export it from there"
+        )
+        raise ConfigError("format (onnx)", problem, remedy)
     origin = origin_of(settings, source.folder, settings.compare_on)
     if not check_new_folder(settings.out, origin):
         _write(settings, source, origin)
@@ -243,12 +254,8 @@ def write_onnx(served: Served, folder: Path) -> Predict:
     """Write an ONNX graph of transformers' model; opened by ONNX Runtime."""
     import torch
 
-    from bert_cli.tasks.use import long_attention
-
     path = folder / GRAPH
-    is_long = isinstance(served.model.source.config, ModernBertConfig)
-    attention = long_attention.register() if is_long else "eager"
-    model = _write_hf_files(served.model, folder, attention)
+    model = _write_hf_files(served.model, folder)
     outputs = list(served.serve.get_concrete_function().structured_outputs)
     inputs = opened.inputs_of(served.model.source.config)
 
@@ -278,8 +285,6 @@ def write_onnx(served: Served, folder: Path) -> Predict:
             external_data=False,
             verbose=False,
         )
-    if is_long:
-        long_attention.add_functions(path)
     (folder / checkpoint.MODEL).unlink()  # The graph has the weights.
     return run_graph(path)
 
@@ -293,7 +298,7 @@ FORMATS: Mapping[str, tuple[Callable[[Served, Path], Predict], Sequence[str]]] =
 """Format -> its writer, and the packages of the extra that it needs."""
 
 
-def _write_hf_files(model: opened.Opened, folder: Path, attention: str = "eager") -> Any:
+def _write_hf_files(model: opened.Opened, folder: Path) -> Any:
     """Write a Hugging Face folder; return its model in PyTorch, float32."""
     import torch
     import transformers
@@ -313,7 +318,7 @@ def _write_hf_files(model: opened.Opened, folder: Path, attention: str = "eager"
         is_own = bool(hf.class_files(source.config, model.head))
         options = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": is_own}
         opens = getattr(transformers, kind)
-        return opens.from_pretrained(folder, attn_implementation=attention, **options).eval()
+        return opens.from_pretrained(folder, attn_implementation="eager", **options).eval()
 
 
 @contextmanager

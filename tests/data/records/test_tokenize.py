@@ -102,6 +102,7 @@ def test_files_of_one_document_each_are_bundled(tmp_path, monkeypatch):
     planned, notes = planned_groups(tmp_path, reading)
     assert names(planned) == [["0", "1"], ["2", "3"], ["4", "5", "6"]]
     assert notes[0].startswith(f"{tmp_path / '6'}: has fewer than two documents")
+    monkeypatch.setattr(tokenize, "BUNDLE_BYTES", 1)
     with pytest.raises(DataError, match=r"0 \(1 document in the group\).* or pass --no-nsp"):
         planned_groups(tmp_path, reading)
     assert len(planned_groups(tmp_path, reading, pairs=False)[0]) == 7

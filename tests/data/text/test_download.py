@@ -230,7 +230,7 @@ def test_a_range_of_another_file_is_not_kept(server, tmp_path):
 
 
 def test_an_absent_or_wrong_dump_is_an_error_with_a_remedy(server, tmp_path, monkeypatch):
-    with pytest.raises(DataError, match=r"404.*check --language, --date"):
+    with pytest.raises(DataError, match=r"404.*check --language and --date"):
         fetch(server, tmp_path, "20200101")
     monkeypatch.setattr(download, "LIST_BYTES", 1000)
     for path, content, problem in (
