@@ -221,13 +221,18 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     options = [option for section in sections_of(settings, "") for option in section.options]
     ignored = ignored_keys(has_configs="about" in settings.model_fields)
     before_dashes, command = split_at_dashes(words)
+    texts: dict[str, str] = {}  # behind --, of which argparse must take none for a flag
     if "command" not in settings.model_fields and "--" in words:
-        raise ConfigError(f"{program} (--)", "takes no command", "leave out the --")
+        if all(option.flags for option in options):
+            raise ConfigError(f"{program} (--)", "takes no command", "leave out the --")
+        texts = {f"\0{number}": word for number, word in enumerate(command)}
+        command = []
     if not all(option.flags for option in options):
         # A word after a switch is a positional argument, not the value of the switch.
         switches = {option.flags[0] for option in options if option.flags and not option.takes}
         switches |= {flag_of(name) for name, takes in ignored.items() if takes == "*"}
         before_dashes = [f"{word}=true" if word in switches else word for word in before_dashes]
+        before_dashes += texts
     by_key = {
         key: option
         for option in options
@@ -240,8 +245,8 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
         flag = error.argument_name or program
         raise ConfigError(flag, error.message, f"see {program} --help") from error
     if unknown:
-        raise _unknown_arguments(options, unknown, program)
-    values: JSONObject = {"command": command} if "--" in words else {}
+        raise _unknown_arguments(options, [texts.get(word, word) for word in unknown], program)
+    values: JSONObject = {"command": command} if "--" in words and not texts else {}
     # A group comes before its members, which override its JSON.
     for key, value in sorted(vars(parsed).items(), key=lambda item: item[0].count(".")):
         *groups, name = key.split(".")
@@ -249,6 +254,9 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
         for group in groups:
             inside = inside.setdefault(group, {})
         try:
+            value = texts.get(value, value) if isinstance(value, str) else value
+            if isinstance(value, list):
+                value = [texts.get(word, word) for word in value]
             inside[name] = _value(by_key[key], value) if key in by_key else _group_value(value)
         except json.JSONDecodeError as error:
             if key in by_key:
@@ -355,6 +363,8 @@ def _unknown_arguments(
         remedy = f"did you mean {near!r}?" if near else f"see {program} --help"
         if program == "bert doctor" and flag == "--config":
             remedy = "a run is checked by `bert doctor pretrain`"
+        elif not all(option.flags for option in options):
+            remedy += "; write a text that begins with - behind --"
         known = instead_of(key) or removed_setting(our_name(key.replace("-", "_")))
         errors.append(ConfigError(f"{program} ({word})", *(known or ("no such flag", remedy))))
     return combine(errors)

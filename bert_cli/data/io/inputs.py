@@ -17,6 +17,7 @@ from bert_cli.data.io.files import Format, Part, Reading, recognise
 from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject, in_order
+from bert_cli.processes import print_error
 
 GLOB = re.compile(r"[*?\[]")
 TABLE = {"json-lines", "csv", "tsv", "parquet"}
@@ -77,6 +78,9 @@ def find_files(source: Path, manifest: Manifest) -> list[Path]:
         raise DataError(where, problem, "run that step again; it continues")
     else:
         files = visible_files(source)
+        for path in source.rglob("*"):
+            if path.is_symlink() and path.is_dir() and not _is_hidden(path, source):
+                print_error(f"warning: {path} is a link to a folder and is not read; name it too")
     if not files:
         if not source.exists():
             raise DataError(where, "does not exist", "check the path")

@@ -52,6 +52,7 @@ TOKENS = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
 LIBRARY_CLASS = "PreTrainedTokenizerFast"
 """The class of transformers that reads a tokenizer.json for any model; others depend on its version and the model."""
 SPACE = 32  # a byte up to it is white space or a control character
+NORMALIZER_KEYS = {key: key for key in ("lowercase", "strip_accents", "handle_chinese_chars")}
 LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
 
 
@@ -328,6 +329,7 @@ class TokenizerFolder:
         path = self.folder / TOKENIZER_FILE
         description, notation = read_notation(path, self._read)
         added = {token.content: token.id for token in self._listed_tokens()}
+        self._apply_config(description.get("normalizer") or {})
         description |= dict.fromkeys(("post_processor", "truncation", "padding"))
         description["added_tokens"] = []
         try:
@@ -336,6 +338,14 @@ class TokenizerFolder:
             return Tokenizer.from_str(json.dumps(description)), notation
         except Exception as error:  # the library raises Exception itself
             raise DataError(str(path), f"cannot be read ({error})", COPY_AGAIN) from error
+
+    def _apply_config(self, normalizer: JSONObject) -> None:
+        """Set what tokenizer_config.json says of the normalizer of a BERT, which transformers prefers."""
+        config = self._part(CONFIG_FILE, JSONObject)
+        kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
+        if normalizer.get("type") == "BertNormalizer" and kind.endswith("BertTokenizer"):
+            entries = normalizer_entries({"normalizer": NORMALIZER_KEYS})
+            normalizer |= {key: config[name] for name, key in entries.items() if name in config}
 
     def _from_vocabulary(self) -> "Tokenizer":
         vocabulary = read_vocabulary(self.folder / VOCAB_FILE, read=self._read)

@@ -19,7 +19,6 @@ from bert_cli.data.random import chooses
 from bert_cli.data.search import words
 from bert_cli.data.search.database import report_damage
 from bert_cli.data.search.index import (
-    WEIGHT,
     Floats,
     Index,
     best_of,
@@ -34,7 +33,6 @@ from bert_cli.text import count
 
 DEPTH = 10  # of nDCG and recall
 WEIGHTS = tuple(step / 10 for step in range(11))  # of the meaning; 0 is words alone
-USUAL = WEIGHTS.index(WEIGHT)
 AT_ONCE = 256  # questions that are embedded together
 MIN_DOCUMENTS = 10  # of each half
 Scores = npt.NDArray[np.float64]
@@ -48,7 +46,9 @@ def run(settings: SearchScoreSettings) -> None:
             relevant = read_queries(settings.queries, index)
             scores = question_scores(index, relevant)
         groups = [min(rows) for rows in relevant.values()]
-        rows = {"words": 0, "meaning": len(WEIGHTS) - 1, f"both, weight {WEIGHT}": USUAL}
+        weight = index.weight
+        rows = {"words": 0, "meaning": len(WEIGHTS) - 1}
+        rows[f"both, weight {weight}"] = WEIGHTS.index(weight)
         rows = rows if index.embed else {"words": 0}
         table = [
             [name, *(f"{interval(mean_of(values, groups)):.3f}" for values in scores[:, row].T)]
@@ -143,19 +143,22 @@ def choose_weight(index: Index, gains: Scores, groups: npt.NDArray[np.int64]) ->
         )
     tried = gains[choosing].mean(0)
     best = int(np.argmax(tried))
+    before = index.weight
     documents = groups[confirming].tolist()
-    weighted, usual = (mean_of(gains[confirming, row], documents) for row in (best, USUAL))
+    rows = best, WEIGHTS.index(before)
+    weighted, usual = (mean_of(gains[confirming, row], documents) for row in rows)
     gain = difference([weighted], [usual])
     is_better = gain.low > 0
-    with write_index(index.path) as written, written.changing():
-        written.record(weight=WEIGHTS[best] if is_better else WEIGHT)
+    if is_better:
+        with write_index(index.path) as written, written.changing():
+            written.record(weight=WEIGHTS[best])
     means = ", ".join(f"{w} {mean:.3f}" for w, mean in zip(WEIGHTS, tried, strict=True))
     evidence = (
         f"nDCG@10 of {count(len(choosing), 'question')} for each weight of the meaning: {means}\n"
     )
-    if best == USUAL:
-        return f"{evidence}the best weight is {WEIGHT}, as usual; the index has it"
+    if WEIGHTS[best] == before:
+        return f"{evidence}the best weight is {before}; the index has it"
     return (
-        f"{evidence}{count(len(confirming), 'other question')}: {WEIGHTS[best]} scores {gain:.3f} more than {WEIGHT}, "
+        f"{evidence}{count(len(confirming), 'other question')}: {WEIGHTS[best]} scores {gain:.3f} more than {before}, "
         f"which {'confirms' if is_better else 'does not confirm'} it; the index has weight {index.weight}"
     )

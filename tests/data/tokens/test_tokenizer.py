@@ -375,3 +375,19 @@ def test_real_text_with_the_published_vocabularies(shared_data, cased):
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     text = (shared_data / "text/extracted/AA/wiki_07").read_text(encoding="utf-8")[:300_000]
     check(vocabulary, Normalization(cased=cased), text.split("\n") + HARD)
+
+
+def test_tokenizer_config_decides_over_the_normalizer_of_another_tokenizer_json(folder):
+    library = TokenizerFolder(folder).tokenizer.library
+    library.post_processor = None
+    (folder / "tokenizer.json").write_text(library.to_str())  # lower-cases
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    for kind, lower, expected in (
+        ("BertTokenizer", True, "ab é"),
+        ("BertTokenizer", False, "Ab É"),
+        ("PreTrainedTokenizerFast", False, "ab e"),
+    ):
+        changes = {"tokenizer_class": kind, "do_lower_case": lower, "strip_accents": False}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config | changes))
+        normalizer = TokenizerFolder(folder).tokenizer.library.normalizer
+        assert normalizer.normalize_str("Ab É") == expected

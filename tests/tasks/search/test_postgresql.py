@@ -1,5 +1,6 @@
 """The commands of docs/search.md in a real PostgreSQL with pgvector, which the test starts."""
 
+import hashlib
 import os
 import re
 import shlex
@@ -20,7 +21,12 @@ from bert_cli.data.search.index import open_index
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"<!-- postgresql -->\n```bash\n(.*?)```", re.DOTALL)
 FOLDERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-TEXTS = ["The film was good.", "The music of the film is fine.", "A bad plot and a bad actor."]
+TEXTS = [
+    "The film was good.",
+    "The music of the film is fine.",
+    "A bad plot and a bad actor.",
+    "To end the input write\n\\.\nand a tab\tor a \\n here",
+]
 
 
 @pytest.fixture
@@ -79,10 +85,13 @@ def test_the_page_loads_an_export_and_asks_it(tmp_path, server, monkeypatch):
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = [line.split("|")[0].strip() for line in done.stdout.splitlines() if "|" in line]
-    assert sorted(rows) == sorted(TEXTS)
-    client = ["psql", "-tA", "-F", "\t", "-c", "SELECT text, vector FROM passages ORDER BY id"]
+    assert sorted(rows) == sorted(text.split("\n")[0] for text in TEXTS)
+    client = ["psql", "-tA", "-F", "\t", "-c", "SELECT md5(text), vector FROM passages ORDER BY id"]
     stored = subprocess.run(client, env=environment, capture_output=True, text=True, check=True)
     rows = open_index(Path("index")).table.execute("SELECT value FROM vectors ORDER BY id")
+    sums = [hashlib.md5(text.encode()).hexdigest() for text in TEXTS]
     for line, (vector,) in zip(stored.stdout.splitlines(), rows, strict=True):
+        text, _ = line.split("\t")
+        assert text in sums
         found = np.array(line.split("\t")[1].strip("[]").split(","), np.float32)
         np.testing.assert_allclose(found, np.frombuffer(vector, np.int16) / 32767, atol=1e-6)

@@ -291,13 +291,45 @@ def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals
     assert index.weight == 0.8 and "confirms it; the index has weight 0.8" in text
     assert "0.0 0.0" in text
     assert "other questions: 0.8 scores 0.300 [0.300, 0.300] more than 0.5" in text
-    text = score.choose_weight(index, random.uniform(size=(80, 11)), groups)
-    assert index.weight == 0.5 and "does not confirm it" in text
+    chance = np.random.default_rng(1).uniform(size=(80, 11))
+    text = score.choose_weight(index, chance, groups)
+    assert index.weight == 0.8 and "does not confirm it; the index has weight 0.8" in text
+    text = score.choose_weight(index, noise - abs(np.arange(11) - 8), groups)
+    assert text.endswith("the best weight is 0.8; the index has it")
     text = score.choose_weight(index, noise - abs(np.arange(11) - 5), groups)
-    assert index.weight == 0.5
-    assert text.endswith("the best weight is 0.5, as usual; the index has it")
+    assert index.weight == 0.5 and "confirms it; the index has weight 0.5" in text
     text = score.choose_weight(index, better[:20], groups[:20])
     assert "about at least 20 documents, 10 in each half; yours name 5 and 5" in text
+
+
+def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, capsys):
+    write(manuals, {"settings.json": '{"theme": "dark"}\n', "more.json": '{\n "a": 1}\n'})
+    write(manuals, {"table.csv": "a,b\n1,2\n"})
+    (manuals / "hull.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
+    (manuals / "latin.txt").write_bytes("Das Café\n".encode("latin-1"))
+    Path("other").mkdir()
+    write(Path("other"), {"far.txt": "A zebra.\n"})
+    (manuals / "more").symlink_to(Path("other").absolute())
+    assert main(["search", "make", "index", "manuals"]) == 0
+    captured = capsys.readouterr()
+    assert "search: 4 documents of 3 files, 5 passages" in captured.out
+    assert captured.err.count("left out") == 1
+    assert "left out 5 files that cannot be read as text: " in captured.err
+    assert "hull.png (line 1): is not UTF-8 text" in captured.err and "; and 2 more" in captured.err
+    assert "more is a link to a folder and is not read; name it too" in captured.err
+    before = content("index")
+    assert main(["search", "make", "index", "manuals"]) == 0 and content("index") == before
+    assert main(["search", "make", "other.index", "manuals/hull.png"]) == 3
+    assert "hull.png (line 1): is not UTF-8" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_question_may_begin_with_dashes(manuals, capsys):
+    write(manuals, {"git.txt": "Pass --no-verify or -x to it.\n"})
+    main(["search", "make", "index", "manuals"])
+    assert main(["search", "ask", "index", "--top", "1", "--", "--no-verify"]) == 0
+    assert "Pass --no-verify" in capsys.readouterr().out
+    assert main(["search", "ask", "index", "--no-verify"]) == 2
+    assert "write a text that begins with - behind --" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
