@@ -2,14 +2,13 @@
 
 import io
 import math
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert_cli.errors import DataError
+from bert_cli.data.io.arrays import read_arrays, write_arrays
 from bert_cli.files import write_atomically, write_json_atomically
 from bert_cli.statistics import Examples, Sample, Score
 from bert_cli.train.checkpoint import SCORES
@@ -31,24 +30,18 @@ def write(
         arrays |= {f"{name}/columns": columns, f"{name}/groups": groups}
         arrays[f"{name}/about"] = np.array([rule, digest, str(size)])
     file = io.BytesIO()
-    np.savez_compressed(file, **arrays)
+    write_arrays(file, arrays)
     write_atomically(folder / EXAMPLES, file.getvalue())
 
 
 def read_samples(folder: Path) -> dict[str, Sample]:
     """Return what the scores of a run are computed from, or nothing. Raises DataError for a damaged file."""
-    path = folder / EXAMPLES
     samples: dict[str, Sample] = {}
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            for name in (key.removesuffix("/about") for key in arrays if key.endswith("/about")):
-                rule, digest, size = map(str, arrays[f"{name}/about"])
-                examples = Examples(arrays[f"{name}/groups"], digest, int(size))
-                samples[name] = Sample(rule, arrays[f"{name}/columns"], examples)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(
-            str(path), f"is damaged ({error})", "move it out of the run's folder"
-        ) from error
+    if not (folder / EXAMPLES).is_file():
+        return samples
+    arrays = read_arrays(folder / EXAMPLES)
+    for name in (key.removesuffix("/about") for key in arrays if key.endswith("/about")):
+        rule, digest, size = map(str, arrays[f"{name}/about"])
+        examples = Examples(arrays[f"{name}/groups"], digest, int(size))
+        samples[name] = Sample(rule, arrays[f"{name}/columns"], examples)
     return samples

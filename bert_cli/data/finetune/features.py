@@ -8,7 +8,6 @@ tokens of all examples, M micro-batches of a step, B examples of a micro-batch, 
 import hashlib
 import json
 import math
-import zipfile
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.examples.reader import Batching, Stream
+from bert_cli.data.io.arrays import read_arrays, write_arrays
 from bert_cli.data.random import record_at
 from bert_cli.data.records.formats import Array, Batch
 from bert_cli.data.records.sentence_pairs import truncated_lengths
@@ -430,16 +430,15 @@ def cached(
     path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
     if path.is_file():
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+            return read_arrays(path)
+        except DataError:
             print_line(f"{path}: is damaged; it is built again")
     built = dict(build())
     size = sum(array.nbytes for array in built.values())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(path, size) as partial, partial.open("wb") as output:
-            np.savez(output, allow_pickle=False, **built)
+            write_arrays(output, built)
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
         raise DataError(f"cache_dir ({folder})", problem, "use another --cache-dir") from error
