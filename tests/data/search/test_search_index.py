@@ -3,6 +3,7 @@
 import sqlite3
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -299,3 +300,44 @@ def test_a_flipped_bit_is_an_error_or_changes_no_answer(tmp_path):
         except DataError:
             detected += 1
     assert detected > 300
+
+
+@pytest.mark.parametrize(
+    "value", [None, b"\0\0", b"\0", "a text"], ids=["null", "short", "odd", "text"]
+)
+def test_a_vector_that_is_none_is_an_error(tmp_path, value):
+    make(tmp_path / "index", vectors=VECTORS)
+    change = "UPDATE vectors SET value = ? WHERE id = 3"
+    with write_index(tmp_path / "index") as index, index.changing():
+        index.table.execute(change, [value])
+    with pytest.raises(DataError, match="has vectors that are absent or of several sizes; move it"):
+        open_index(tmp_path / "index").ask("coffee")
+    with closing(sqlite3.connect(tmp_path / "index")) as table, table:
+        table.execute(change, [VECTORS[2].astype(np.int16).tobytes()])
+    with pytest.raises(DataError, match="is damaged"), write_index(tmp_path / "index"):
+        pass
+
+
+def test_an_index_that_was_not_finished_is_checked_when_it_continues(tmp_path):
+    for change in (
+        "UPDATE words_data SET block = x'00' WHERE id > 10",
+        "UPDATE passages SET text = 'x'",
+    ):
+        path = tmp_path / change[7:12]
+        make(path)
+        with closing(sqlite3.connect(path)) as table, table:
+            table.execute("UPDATE seal SET crc = ''")
+            table.execute(change)
+        with pytest.raises(DataError, match="is damaged"), write_index(path):
+            pass
+
+
+def test_a_title_of_its_own_is_searched(tmp_path):
+    with write_index(tmp_path / "index") as index, index.changing():
+        file = index.add_file("/faq.csv", "faq.csv", "")
+        for number, title in ((1, "Hours"), (3, "Lost tickets")):
+            text = f"The desk has it, {number}."
+            document = Document(title, [text], number, is_named=True)
+            index.add(file, document, [Passage(0, len(text), text)])
+    (hit,) = open_index(tmp_path / "index").ask("LÖST ticket tickets")
+    assert (hit.title, hit.document, hit.words) == ("Lost tickets", "faq.csv:3", [])
