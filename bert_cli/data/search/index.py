@@ -89,7 +89,8 @@ class Index:
             self._file.close()
             raise
         self._version = -1  # of the data in memory
-        self._is_complete = False  # each passage has a vector by the model behind `embed`
+        self._has_vectors = False
+        self._weights: str | None = None  # of the stored vectors
         self._numbers = np.zeros(0, np.int64)
         self._vectors: npt.NDArray[np.int16] | None = None  # [V, D]
         self._texts = np.zeros(0, np.int64)  # [N] row of each passage's vector
@@ -173,9 +174,10 @@ class Index:
         self._numbers = np.array(rows, np.int64).reshape(-1)
         self._vectors = None
         self._frequencies = {}
-        self._is_complete = self.has_vectors and self.fact("weights") == self.weights
+        self._has_vectors = self.has_vectors
+        self._weights = self.fact("weights")
         self._version = version
-        if self.embed and not self._is_complete and self.fact("weights") == self.weights:
+        if self.embed and not self._has_vectors and self._weights == self.weights:
             print_error(
                 f"warning: {self.path} lacks some vectors, and ranks by words alone; {TO_ITS_END}"
             )
@@ -266,10 +268,10 @@ class Index:
         if top < 1:
             raise ConfigError(f"top ({top})", "is less than 1", "set 1 or more")
         with self.snapshot():
-            if self.embed and half != "words" and self.fact("weights") != self.weights:
+            if self.embed and half != "words" and self._weights != self.weights:
                 problem = "has vectors of another model since it was opened"
                 raise DataError(str(self.path), problem, "open it again, or ask by words")
-            half = half or (None if self.embed and self._is_complete else "words")
+            half = half or (None if self.embed and self._has_vectors else "words")
             if half == "words":
                 words.check(question)
             meaning = self.by_meaning([question])[0] if half != "words" else None
@@ -319,7 +321,7 @@ class Index:
     def by_meaning(self, questions: Sequence[str]) -> Floats:
         """Return the cosine of each question and each passage [n, N]. Raises ConfigError without vectors."""
         self._load()
-        if self.embed is None or not self._is_complete:
+        if self.embed is None or not self._has_vectors or self._weights != self.weights:
             problem = "the index has no vectors of all passages by its model"
             make = "run `bert search make` with --model to its end and open the index again"
             raise ConfigError("meaning", problem, f"{make}, or ask by words")
@@ -404,7 +406,9 @@ def open_index(path: Path) -> Index:
     """Return an index to ask. Raises DataError for a file that is absent, damaged, or no index of this version."""
     check_exists(path)
     with report_damage(path):
-        return Index(path)
+        index = Index(path)
+        with index.snapshot():  # which verifies it
+            return index
 
 
 @contextmanager

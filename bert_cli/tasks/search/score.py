@@ -78,7 +78,7 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
         except ConfigError as error:
             raise DataError(where, str(error)) from None
         # `bert search ask` prints paths below the working folder.
-        key = name if name in positions else str(Path(name).absolute())
+        key = name if name in positions else str(Path(name).resolve())
         if key not in positions:
             remedy = f"use a title, a file or FILE:NUMBER, such as {next(iter(positions), '')!r}"
             raise DataError(where, f"the index has no document {name!r}", remedy)
