@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 MIN_SIMILARITY = 0.8
 """Minimum similarity of a suggested name, 0 to 1."""
@@ -42,6 +42,9 @@ def redact(text: str) -> str:
     return re.sub(r"(\w://[^\s?#\"']*\?)[^\s#\"')]+", r"\1***", text)
 
 
+Error = TypeVar("Error", bound=BertError)
+
+
 class ConfigError(BertError):
     """A setting is unknown, impossible, or contradicts another one."""
 
@@ -66,9 +69,9 @@ class DeviceError(BertError):
     exit_code = 5
 
 
-def combine(errors: Sequence[ConfigError]) -> ConfigError:
-    """Return one error that prints several, each on its own line."""
-    return errors[0] if len(errors) == 1 else ConfigError("\n".join(map(str, errors)))
+def combine(errors: Sequence[Error]) -> Error:
+    """Return one error that prints several of a kind, each on its own line."""
+    return errors[0] if len(errors) == 1 else type(errors[0])("\n".join(map(str, errors)))
 
 
 def printable(text: str) -> str:

@@ -41,15 +41,21 @@ class Examples(NamedTuple):
     """The number of examples; a row may stand for several."""
 
 
+def plain(text: str) -> str:
+    """Return a text without its case and its white space, which do not make it another text."""
+    return "".join(text.casefold().split())
+
+
 def identify(
     keys: Iterable[object], groups: Sequence[Hashable] | None = None, size: int | None = None
 ) -> Examples:
-    """Return examples by their keys, such as texts; equal keys are a group, unless `groups` names one for each.
+    """Return examples by their keys, such as texts; keys that are equal by `plain` are a group, unless `groups` has one
+    for each.
 
     Raises ValueError without keys, or for groups of another number.
     """
     texts = list(map(str, keys))
-    names: Sequence[Hashable] = texts if groups is None else groups
+    names: Sequence[Hashable] = [*map(plain, texts)] if groups is None else groups
     if not texts or len(names) != len(texts):
         raise ValueError(f"{len(texts)} examples of {len(names)} groups")
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -73,6 +79,11 @@ def linked(rows: Iterable[Iterable[Hashable]]) -> list[Hashable]:
         for name in names:
             parents[root(size)] = root(name)
     return [root(number) for number in range(1, size + 1)]
+
+
+def linked_texts(rows: Iterable[Iterable[str]]) -> list[Hashable]:
+    """Return a group for each row: rows with a text in common by `plain`, or with one between them."""
+    return linked(filter(None, map(plain, row)) for row in rows)
 
 
 class Sample(NamedTuple):

@@ -65,7 +65,8 @@ class EmbedSettings(FinetuneSettings):
     nDCG@10, recall@10 and recall@100."""
     held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Fraction of the pairs held out for scoring if neither validation_file nor retrieval_file is set; the
-    score measures how well each anchor finds its positive among all held-out positives."""
+    score measures how well each anchor finds its positive among all held-out positives. Pairs with a text in common are
+    on one side."""
     pooling: Fixed[Literal["mean", "cls"]] = "mean"
     """How the vector of a text is computed: the `mean` over its tokens, or the output at [CLS]."""
     temperature: Fixed[Annotated[float, Field(gt=0.0)]] = 0.05

@@ -310,7 +310,8 @@ class ClassifySettings(TaskSettings):
     """For 8 to 100 rows of a label, and a start that was trained for similarity: train the vectors of the start on
     pairs of texts with the same label, at most 320, and compute the classifier by logistic regression."""
     held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """Fraction of the training rows of each label held out for scoring if there is no validation_file."""
+    """Fraction of the training rows of each label held out for scoring if there is no validation_file. Rows with a text
+    in common are on one side."""
 
     @property
     def head(self) -> heads.Head:

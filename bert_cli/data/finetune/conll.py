@@ -24,7 +24,8 @@ from bert_cli.data.finetune.features import (
     runs,
     window_spans,
 )
-from bert_cli.data.finetune.tables import check_spellings, label_numbers, read_lines
+from bert_cli.data.finetune.label_cells import check_spellings, label_numbers
+from bert_cli.data.finetune.tables import read_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
 from bert_cli.statistics import Examples, Sample, identify, sample_of
@@ -36,10 +37,12 @@ CUT_SENTENCES = "sentences longer than max_seq_length, cut between words"
 WINDOWS = "sentences longer than max_seq_length, read in windows"
 CUT_WORDS = "words longer than max_seq_length, truncated"
 NO_PIECES = "words without pieces (control characters), read as [UNK]"
+PREFIXED = "words that begin with a language, as in WikiANN's files, which is left out"
 COUNTED = "sentences whose first column counts the words, which are read from the second"
 DOCUMENT = "-DOCSTART-"
 _LABEL = re.compile(r"O|[BI](-.+)?")
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_LANGUAGE = re.compile(r"([a-z]{2,3}(-[a-z]+)*|simple):")
 _CHUNK = re.compile(f"[{_HAN}]|[^\\s{_HAN}]+")
 
 Line = tuple[str, list[str]]  # "FILE (line 3)", cells
@@ -70,15 +73,19 @@ class Sentences:
 
 
 def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentences:
-    """Return the sentences of a CoNLL file; tabs separate columns, or spaces where there are no tabs.
+    """Return the sentences of a CoNLL file; tabs separate columns, or spaces where no line but comments has a tab.
 
     Without `label_names` the names are O, then B- and I- of each type in the file, sorted; a file without a type is
-    refused. Words are in the first column, or in the second after a column that counts them. A line that starts with
-    "# " is a comment only if its last column is no label, or if it has no tab in a file of tabs. Raises DataError
-    with file and line.
+    refused. Words are in the first column, or in the second after a column that counts them; a language that begins
+    all of them ("en:") is left out. A line that starts with "# " is a comment only if its last column is no label, or
+    if it has no tab in a file of tabs. Raises DataError with file and line.
     """
     lines = read_lines(path)
-    separator = "\t" if any("\t" in line.strip(" \t") for line in lines) else " "
+    if lines[0].lstrip().startswith(("{", "[{")):
+        remedy = "write each word and its label on a line, as 'Ada B-PER', and a blank line after a sentence"
+        raise DataError(str(path), "is JSON, but sentences are read from CoNLL files", remedy)
+    written = (line.strip(" \t") for line in lines if not line.startswith("# "))
+    separator = "\t" if any("\t" in line for line in written) else " "
     remarks: Counter[str] = Counter()
     rows: list[list[Line]] = [[]]
     documents: list[int] = []
@@ -109,6 +116,11 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
         raise DataError(str(path), "contains no sentences", remedy)
     column = _word_column(rows)
     words = [[cells[column] for _, cells in sentence] for sentence in rows]
+    language = _LANGUAGE.match(words[0][0])
+    if language and all(word.startswith(language[0]) for sentence in words for word in sentence):
+        # A word of the language alone was a space.
+        words = [[word.removeprefix(language[0]) or word for word in each] for each in words]
+        remarks[PREFIXED] = sum(map(len, words))
     tags = [[(where, cells[-1]) for where, cells in sentence] for sentence in rows]
     remarks[COUNTED] = column * len(words)
     remarks[CONVERTED] = sum(_start_with_b(sentence) for sentence in tags)

@@ -17,11 +17,12 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from bert_cli.data.finetune import tables
+from bert_cli.data.finetune.label_cells import label_of
 from bert_cli.data.tokens.notation import COPY_AGAIN
 from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, check_regular, read_json
-from bert_cli.statistics import Examples, Sample, identify, linked, sample_of
+from bert_cli.statistics import Examples, Sample, identify, linked, plain, sample_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -58,7 +59,7 @@ def read_similarities(path: Path) -> tuple[list[list[str]], Floats]:
     scores = []
     for where, row in tables.table_rows(path, ("sentence1", "sentence2", "score"), Counter()):
         pairs.append([tables.text_of(row, name, where) for name in ("sentence1", "sentence2")])
-        scores.append(_number(tables.label_of(row, "score", where), where))
+        scores.append(_number(label_of(row, "score", where), where))
     if len({*scores}) < 2:
         problem = "all scores are equal"
         raise DataError(str(path), problem, "use different scores, as rank correlation needs")
@@ -87,7 +88,9 @@ class Retrieval:
     def examples(self) -> Examples:
         """Return the identity of the judged queries; equal ones, or of the same first document, are a group."""
         first = (sorted((n,) for n in grades if grades[n])[:1] for grades in self.relevant)
-        groups = linked((query, *row) for query, row in zip(self.queries, first, strict=True))
+        groups = linked(
+            (plain(query), *row) for query, row in zip(self.queries, first, strict=True)
+        )
         judged = zip(self.queries, (sorted(row.items()) for row in self.relevant), strict=True)
         return identify(judged, groups)
 
@@ -103,7 +106,7 @@ def read_retrieval(qrels: Path) -> Retrieval:
     relevant: dict[str, dict[int, float]] = {}
     columns = ("query-id", "corpus-id", "score")
     for where, row in tables.table_rows(qrels, columns, Counter()):
-        query, document, score = (tables.label_of(row, name, where) for name in columns)
+        query, document, score = (label_of(row, name, where) for name in columns)
         for known, name, file in ((queries, query, "queries"), (numbers, document, "corpus")):
             if name not in known:
                 raise DataError(where, f"{name!r} is not in {folder / file}.jsonl", "fix the id")
@@ -119,7 +122,7 @@ def _by_id(path: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
     for where, row in tables.json_rows(path):
         words = [tables.text_of({"title": "", **row}, name, where) for name in ("title", "text")]
-        name = tables.label_of(row, "_id", where)
+        name = label_of(row, "_id", where)
         if name in texts:
             problem = f"has the _id '{name}' of line {1 + list(texts).index(name)}"
             raise DataError(where, problem, "remove one of them, or change its _id")
@@ -128,10 +131,16 @@ def _by_id(path: Path) -> dict[str, str]:
 
 
 def retrieval_of_pairs(rows: Sequence[Sequence[str]]) -> Retrieval:
-    """Return rows (anchor, positive, ...) as a retrieval task: anchors are the queries, positives the documents."""
-    numbers: dict[str, int] = {}
-    relevant = [{numbers.setdefault(row[1], len(numbers)): 1.0} for row in rows]
-    return Retrieval([row[0] for row in rows], list(numbers), relevant)
+    """Return rows (anchor, positive, ...) as a retrieval task: anchors are the queries, positives the documents.
+
+    Positives that are equal by `plain` are one document.
+    """
+    documents: dict[str, str] = {}
+    for row in rows:
+        documents.setdefault(plain(row[1]), row[1])
+    numbers = {name: number for number, name in enumerate(documents)}
+    relevant = [{numbers[plain(row[1])]: 1.0} for row in rows]
+    return Retrieval([row[0] for row in rows], list(documents.values()), relevant)
 
 
 # --- scores

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from bert_cli.data.finetune import tables
+from bert_cli.data.finetune.label_cells import label_numbers, label_of, sorted_labels
 from bert_cli.data.io.rows import check_columns
 from bert_cli.errors import DataError
 
@@ -99,7 +100,7 @@ def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
     ids: list[str] = []
     for number, (where, row) in enumerate(_rows(path, task, remarks, is_labelled)):
         if is_labelled:
-            word = tables.label_of(row, task.label, where)
+            word = label_of(row, task.label, where)
             if word == "-" and task.may_lack_label:
                 remarks[UNLABELLED] += 1
                 continue
@@ -157,7 +158,7 @@ def _labels(
 ) -> tables.Labels:
     """Return the label numbers [n], or for regression the scores [n], of (location, label) pairs."""
     if not task.is_regression:
-        return tables.label_numbers(words, task.labels or names or ())
+        return label_numbers(words, task.labels or names or ())
     scores = np.zeros(len(words), np.float32)
     for row, (where, word) in enumerate(words):
         with suppress(ValueError):
@@ -172,8 +173,8 @@ def _label_names(folder: Path, task: Task) -> tuple[str, ...]:
     """Return the labels of labels.json or, if it is absent, the sorted labels of the training file."""
     path = folder / LABELS_FILE
     path = path if path.is_file() else _find_file(folder, task, "train")
-    words = (tables.label_of(row, task.label, where) for where, row in tables.json_rows(path))
-    return tables.sorted_labels(words)
+    words = (label_of(row, task.label, where) for where, row in tables.json_rows(path))
+    return sorted_labels(words)
 
 
 def write_server_file(

@@ -18,13 +18,17 @@ from pydantic import BaseModel
 from bert_cli.data.finetune.tables import read_text
 from bert_cli.errors import DataError
 from bert_cli.files import parse_json
-from bert_cli.statistics import Examples, Sample, identify, sample_of
+from bert_cli.statistics import Examples, Sample, identify, plain, sample_of
 
 LISTED_IDS = 3
 MISPLACED = "answers whose text is not at their answer_start, left out"
 MISPLACED_KEPT = "answers whose text is not at their answer_start, included, as only texts count"
 UNUSABLE = "questions left out of training: none of their answers is at its answer_start"
 
+FORM = (
+    '{"data": [{"paragraphs": [{"context": "...", "qas": [{"id": "1", "question": "...", '
+    '"answers": [{"text": "...", "answer_start": 0}]}]}]}]}'
+)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -84,8 +88,21 @@ class _File(BaseModel, strict=True):
 
 
 def _read(path: Path) -> list[Question]:
-    remedy = "use a file in the form of SQuAD's"
-    parsed = parse_json(str(path), read_text(path).encode(), _File, DataError, remedy)
+    text = read_text(path)
+    try:
+        parsed = parse_json(
+            str(path), text.encode(), _File, DataError, "use a file in SQuAD's form"
+        )
+    except DataError:
+        first = text.lstrip().partition("\n")[0].rstrip()
+        if (
+            '"data"' in first
+            or not first.startswith(("[{", "{"))
+            or not first.endswith(("}", "}]", "},"))
+        ):
+            raise
+        problem = "has a question in each row, as files of the `datasets` library; JSON Lines are not read"
+        raise DataError(str(path), problem, f"write it in SQuAD's form: {FORM}") from None
     paragraphs = [paragraph for article in parsed.data for paragraph in article.paragraphs]
     has_answers = any(row.answers for paragraph in paragraphs for row in paragraph.qas)
     return [
@@ -177,7 +194,7 @@ def gold_of(questions: Sequence[Question]) -> Gold:
             problem = "has no answers to score against"
             raise DataError(f"question '{row.id}'", problem, "use a development file")
     texts = {row.id: tuple(answer.text for answer in row.answers) for row in questions}
-    examples = identify(texts, [row.context for row in questions])
+    examples = identify(texts, [plain(row.context) for row in questions])
     return Gold(texts, version_2, examples)
 
 

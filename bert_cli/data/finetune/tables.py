@@ -6,9 +6,7 @@ A line ends at a line feed only, because real text contains U+2028, U+0085 and f
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.data.finetune.label_cells import (
+    check_spellings,
+    from_columns,
+    label_numbers,
+    labels_of,
+    sorted_labels,
+)
 from bert_cli.data.io import files
 from bert_cli.data.io.files import Part, check_encoding, refuse_array
 from bert_cli.data.io.rows import (
-    Row,
+    MOST_FAULTS,
     Rows,
-    check_columns,
     check_object,
-    check_text,
     json_object,
     listed,
     parquet_rows,
@@ -31,11 +34,10 @@ from bert_cli.data.io.rows import (
     text_of,
 )
 from bert_cli.data.io.rows import table_rows as rows_of_table
-from bert_cli.data.random import permute
-from bert_cli.errors import DataError, nearest
+from bert_cli.errors import DataError, combine, nearest
 from bert_cli.files import write_output
 from bert_cli.processes import print_error
-from bert_cli.statistics import Examples, Sample, identify, linked, sample_of
+from bert_cli.statistics import Examples, Sample, identify, linked_texts, plain, sample_of
 from bert_cli.text import count
 
 Labels = npt.NDArray[np.int32] | npt.NDArray[np.int8] | npt.NDArray[np.float32]
@@ -43,10 +45,11 @@ Column = npt.NDArray[Any]
 
 UNLABELLED = "rows with none of the labels, included"
 EMPTY_TEXT = "rows with an empty text, included"
-BLANK = "blank lines, skipped"
+REPEATED = "rows that repeat an earlier text"
+BLANK = "rows without text or label, skipped"
 QUOTED = "texts in quotes, which are part of the text: TSV has no quoting"
-ZERO_OR_ONE = {"0": False, "false": False, "1": True, "true": True}
-MISSING = ("", "nan", "<na>", "#n/a")  # labels in lower case, as pandas and spreadsheets write them
+MULTI_HOT = "rows with a list of 0 and 1, read as columns named by their numbers from 0"
+SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 MOST_NAMED = 5  # contradictions that a warning names
 MOST_CELLS = 10**9
 """Texts times labels, where a text may have several. A cell takes 1 byte, and 16 bytes where its text is scored."""
@@ -70,16 +73,20 @@ class TextExamples:
         """Return the number of examples n."""
         return len(self.first)
 
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Return both texts of each row; the second of a single text is empty."""
+        return [*zip(self.first, self.second or [""] * len(self), strict=True)]
+
     @cached_property
     def joined(self) -> list[str]:
         """Return each text, or both texts of a pair as one."""
-        return [*map(" ".join, zip(self.first, self.second or [""] * len(self), strict=True))]
+        return [*map(" ".join, self.rows)]
 
     @cached_property
     def examples(self) -> Examples:
         """Return the identity of the examples; those with a text in common are a group."""
-        rows = [*zip(self.first, self.second or self.first, strict=True)]
-        return identify(rows, linked(filter(None, row) for row in rows))
+        return identify(self.rows, linked_texts(self.rows))
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.integer[Any]]) -> "TextExamples":
         """Return the examples of these rows, in this order, without the remarks about the file."""
@@ -95,7 +102,10 @@ class TextExamples:
 
 
 def open_file(path: Path) -> Part:
-    """Return a person's file. Raises DataError when it is missing or cannot be opened."""
+    """Return a person's file. Raises DataError when it is missing, cannot be opened or is a spreadsheet."""
+    if path.suffix.lower() in SPREADSHEETS and path.is_file():
+        remedy = "save it as CSV with UTF-8, and use that file"
+        raise DataError(str(path), "is a spreadsheet, not text", remedy)
     try:
         return files.part_of(path)
     except FileNotFoundError:
@@ -154,89 +164,18 @@ def lines_of(text: str) -> list[str]:
 
 
 def json_lines(lines: Iterable[str], source: str) -> Rows:
-    """Yield the (location, JSON object) of each line. Raises DataError for a line that is not an object."""
+    """Yield the (location, JSON object) of each line but blank ones. Raises DataError for another line."""
     for number, line in enumerate(lines, 1):
         if number == 1:
             refuse_array(line, source)
         where = f"{source} (line {number})"
-        yield where, json_object(line, where)
+        if line.strip():
+            yield where, json_object(line, where)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file completely or not at all. Raises DataError when it cannot be written."""
     write_output(path, "".join(f"{line}\n" for line in lines), "output")
-
-
-def label_of(row: Row, name: str, where: str) -> str:
-    """Return a row's label as a word without outer white space: true and 3 are "true" and "3".
-
-    Raises DataError for other types, and for a missing value.
-    """
-    check_columns(where, [name], row)
-    value = row[name]
-    word = (str(value).lower() if isinstance(value, bool) else str(value)).strip()
-    if value is None or isinstance(value, list | dict) or word.lower() in MISSING:
-        problem = f"'{name}' is empty or not a label ({repr(value)[:40]})"
-        raise DataError(where, problem, "write a label in each row, or leave the row out")
-    check_text(word, where)
-    return word
-
-
-def labels_of(
-    row: Row, columns: Sequence[str], separator: str | None, where: str
-) -> str | tuple[str, ...]:
-    """Return a row's label; or its labels, from a list, from a text with a separator, or the columns that have 1.
-
-    Raises DataError for a value that is not a label, and for a column of several labels with neither 0 nor 1.
-    """
-    if len(columns) > 1:
-        words = {name: label_of(row, name, where) for name in columns}
-        for name, word in words.items():
-            if word not in ZERO_OR_ONE:
-                remedy = "write 1 where the text has this label, or name one --label-column"
-                raise DataError(where, f"'{name}' is '{word}', not 0 or 1", remedy)
-        return tuple(name for name, word in words.items() if ZERO_OR_ONE[word])
-    (name,) = columns
-    value = row.get(name)
-    if separator is not None and isinstance(value, str):
-        value = [word for word in value.split(separator) if word.strip()]
-    if isinstance(value, list):
-        return tuple(label_of({name: word}, name, where) for word in value)
-    return label_of(row, name, where)
-
-
-def label_numbers(rows: Iterable[tuple[str, str]], names: Sequence[str]) -> npt.NDArray[np.int32]:
-    """Return the numbers [n] of labels, given as (location, label). Raises DataError for an unknown label."""
-    number_of = {name: number for number, name in enumerate(names)}
-    numbers = []
-    for where, word in rows:
-        if word not in number_of:
-            near = nearest(word, names)
-            problem = f"label '{word}' is unknown; the labels are {listed(names)}"
-            raise DataError(where, problem, f"did you mean '{near}'?" if near else "fix the label")
-        numbers.append(number_of[word])
-    return np.array(numbers, np.int32)
-
-
-def check_spellings(words: Iterable[tuple[str, str]]) -> None:
-    """Raise DataError for labels, as (location, label), that differ only in case, white space or number format."""
-    spellings: dict[object, tuple[str, str]] = {}
-    for where, word in words:
-        plain: object = "".join(word.split()).casefold()
-        with suppress(ArithmeticError):  # it is no number
-            plain = Decimal(word.replace("_", "x")).normalize()
-        before, earlier = spellings.setdefault(plain, (word, where))
-        if before != word:
-            problem = f"label '{word}' is spelled '{before}' in {earlier}"
-            raise DataError(where, problem, "use one spelling, or rename one")
-
-
-def sorted_labels(words: Iterable[str]) -> tuple[str, ...]:
-    """Return each label once, by value if all are integers, else alphabetically."""
-    once = set(words)
-    if all(word.removeprefix("-").isdecimal() for word in once):
-        return tuple(sorted(once, key=lambda word: (int(word), word)))
-    return tuple(sorted(once))
 
 
 def read_table(
@@ -255,13 +194,21 @@ def read_table(
     remarks: Counter[str] = Counter()
     texts: list[tuple[str, ...]] = []
     labels: list[tuple[str, str | tuple[str, ...]]] = []
+    faults: list[DataError] = []
     for where, row in table_rows(path, [*text_columns, *label_columns], remarks):
-        texts.append(tuple(text_of(row, name, where) for name in text_columns))
-        if label_columns:
-            labels.append((where, labels_of(row, label_columns, label_separator, where)))
-            if isinstance(labels[-1][1], str) != isinstance(labels[0][1], str):
-                problem = "differs from the first row: only one of them has a list of labels"
-                raise DataError(where, problem, "write a list in each row, or in none")
+        try:
+            texts.append(tuple(text_of(row, name, where) for name in text_columns))
+            if label_columns:
+                labels.append((where, labels_of(row, label_columns, label_separator, where)))
+                if isinstance(labels[-1][1], str) != isinstance(labels[0][1], str):
+                    problem = "differs from the first row: only one of them has a list of labels"
+                    raise DataError(where, problem, "write a list in each row, or in none")
+        except DataError as error:
+            faults.append(error)
+            if len(faults) == MOST_FAULTS:
+                break
+    if faults:
+        raise combine(faults)
     if not texts:
         raise DataError(str(path), "contains no rows", "use a file that contains examples")
     if files.format_by_name(path) == "tsv":
@@ -270,44 +217,54 @@ def read_table(
     ids = list(map(str, range(len(texts))))
     if not label_columns:
         return examples_of(texts, None, ids, None, remarks)
-    _warn_of_contradictions(texts, labels)
-    lists = [(where, (of,) if isinstance(of, str) else of) for where, of in labels]
-    words = [(where, word) for where, row in lists for word in row]
-    check_spellings(words)
-    is_alone = label_names is None and all(len(row) < 2 for _, row in lists)
-    if words and label_separator is not None and is_alone:
+    wheres = [where for where, _ in labels]
+    lists = [(of,) if isinstance(of, str) else of for _, of in labels]
+    is_alone = label_names is None and not any(len(row) > 1 for row in lists)
+    if any(lists) and label_separator is not None and is_alone:
         problem = "does not separate labels: no text has two"
         remedy = "do not set it, or set another"
         raise DataError(f"{path}: label_separator ('{label_separator}')", problem, remedy)
-    every = label_columns if len(label_columns) > 1 else sorted_labels(word for _, word in words)
-    names = tuple(label_names or every)
+    columns = label_columns if len(label_columns) > 1 else ()
+    if not columns and (marked := from_columns(lists, len(label_names or ()))):
+        columns = [str(number) for number in range(len(lists[0]))]
+        lists = marked
+        remarks[MULTI_HOT] = len(lists)
+    _warn_of_contradictions(texts, wheres, lists)
+    words = [(where, word) for where, row in zip(wheres, lists, strict=True) for word in row]
+    check_spellings(words)
+    names = tuple(label_names or columns or sorted_labels(word for _, word in words))
+    source = f"{path} ({label_columns[0]})"
     if len(names) < 2:
         remedy = "use a file with two labels or more, or another --label-column"
         problem = f"has one label, '{names[0]}'" if names else "has no label in any row"
-        raise DataError(f"{path} ({label_columns[0]})", problem, remedy)
+        raise DataError(source, problem, remedy)
     numbers: Labels = label_numbers(words, names)
     if not isinstance(labels[0][1], str):
-        if len(texts) * len(names) > MOST_CELLS:
-            problem = f"has {len(texts):,} texts with {len(names):,} labels, too many for a table"
-            remedy = f"remove rare labels, so that texts times labels is at most {MOST_CELLS:,}"
-            raise DataError(f"{path} ({label_columns[0]})", problem, remedy)
-        rows = np.repeat(np.arange(len(texts)), [len(row) for _, row in lists])
-        several = np.zeros((len(texts), len(names)), np.int8)
-        several[rows, numbers] = 1
-        remarks[UNLABELLED] = len(texts) - len({*rows.tolist()})
-        numbers = several
+        numbers = _several(numbers, [len(row) for row in lists], len(names), source)
+        remarks[UNLABELLED] = int(np.count_nonzero(~numbers.any(1)))
     return examples_of(texts, numbers, ids, names, remarks)
 
 
+def _several(numbers: Labels, sizes: Sequence[int], labels: int, source: str) -> Labels:
+    """Return 0 and 1 [n, L] from the label numbers of all texts in a row and how many each text has [n]."""
+    if len(sizes) * labels > MOST_CELLS:
+        problem = f"has {len(sizes):,} texts with {labels:,} labels, too many for a table"
+        remedy = f"remove rare labels, so that texts times labels is at most {MOST_CELLS:,}"
+        raise DataError(source, problem, remedy)
+    several = np.zeros((len(sizes), labels), np.int8)
+    several[np.repeat(np.arange(len(sizes)), sizes), numbers] = 1
+    return several
+
+
 def _warn_of_contradictions(
-    texts: Sequence[tuple[str, ...]], labels: Sequence[tuple[str, str | tuple[str, ...]]]
+    texts: Sequence[tuple[str, ...]], wheres: Sequence[str], labels: Sequence[tuple[str, ...]]
 ) -> None:
     """Print a warning that names the rows whose text has another label in an earlier row."""
     rows: dict[tuple[str, ...], tuple[str, object]] = {}
     others = []
-    for text, (where, label) in zip(texts, labels, strict=True):
-        word = label if isinstance(label, str) else " and ".join(sorted({*label})) or "no label"
-        earlier, before = rows.setdefault(text, (where, word))
+    for text, where, label in zip(texts, wheres, labels, strict=True):
+        word = " and ".join(sorted({*label})) or "no label"
+        earlier, before = rows.setdefault(tuple(map(plain, text)), (where, word))
         if word != before:
             others.append(f"{where} has {word}, and {earlier} {before}")
     if others:
@@ -326,8 +283,15 @@ def examples_of(
 ) -> TextExamples:
     """Return rows of one text or two as examples; the remarks count rows with an empty text."""
     remarks[EMPTY_TEXT] = sum("" in (text.strip() for text in row) for row in texts)
+    remarks[REPEATED] = repeats(texts)
     first, *second = (list(column) for column in zip(*texts, strict=True))
     return TextExamples(first, second[0] if second else None, labels, ids, label_names, +remarks)
+
+
+def repeats(rows: Sequence[Sequence[str]]) -> int:
+    """Return how many rows have the texts of an earlier row by `plain`, which are not empty."""
+    filled = [row for row in (tuple(map(plain, row)) for row in rows) if any(row)]
+    return len(filled) - len({*filled})
 
 
 def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows:
@@ -335,12 +299,13 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
 
     The lines of a .txt are the rows of a single column.
     """
+    part = open_file(path)
     kind = files.format_by_name(path)
     if kind is None:
         names = f"{', '.join(files.NAMED)}, or one of them with {', '.join(files.SUFFIXES)}"
         raise DataError(str(path), "is of an unknown kind", f"name it {names}")
     if kind == "parquet":
-        yield from parquet_rows(open_file(path), needed)
+        yield from parquet_rows(part, needed)
     elif kind in ("csv", "tsv"):
         # A carriage return alone ends a line of CSV, too.
         lines = io.StringIO(read_text(path), newline="" if kind == "csv" else "\n")
@@ -370,42 +335,6 @@ def json_rows(path: Path) -> Rows:
             yield where, check_object(item, where)
     else:
         yield from json_lines(lines_of(text), str(path))
-
-
-def hold_out(
-    examples: TextExamples, fraction: float, seed: int
-) -> tuple[TextExamples, TextExamples]:
-    """Return the training examples and the held-out validation examples, both in file order; only for labels.
-
-    The same fraction of each label is held out, at least one example and never all. Raises DataError when no label
-    has two examples.
-    """
-    assert examples.labels is not None and examples.label_names is not None
-    strata = examples.labels
-    if strata.ndim == 2:  # a text with several labels stands for its rarest
-        by_rarity = np.argsort(strata.sum(0), kind="stable")
-        strata = np.where(strata.any(1), by_rarity[strata[:, by_rarity].argmax(1)], -1)
-    held = held_out_rows(strata.astype(np.int64), fraction, seed)
-    return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
-
-
-def held_out_rows(
-    strata: npt.NDArray[np.int64], fraction: float, seed: int
-) -> npt.NDArray[np.bool_]:
-    """Return a mask [n] of held-out rows: the same fraction of each stratum, at least one row and never all.
-
-    Raises DataError when no stratum has two rows.
-    """
-    held = np.zeros(len(strata), np.bool_)
-    for stratum in np.unique(strata):
-        rows = np.flatnonzero(strata == stratum)
-        count = min(max(1, int(fraction * len(rows) + 0.5)), len(rows) - 1)
-        held[rows[permute(np.arange(count), len(rows), seed, stratum)]] = True
-    if not held.any():
-        remedy = "use more examples, or a validation file"
-        problem = "no label has two examples, so none can be held out"
-        raise DataError(f"held_out_fraction ({fraction})", problem, remedy)
-    return held
 
 
 def samples_of(

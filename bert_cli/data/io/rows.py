@@ -11,12 +11,13 @@ from itertools import chain, dropwhile
 from typing import Any
 
 from bert_cli.data.io.files import Part, open_parquet
-from bert_cli.errors import DataError, nearest
+from bert_cli.errors import DataError, combine, nearest
 from bert_cli.files import JSONObject
 
 LISTED_NAMES = 20  # names that an error lists; IFLYTEK has 119 labels
 LONGEST_CELL = 2**31 - 1  # characters; Python's own limit, 131,072, is less than a long document
 DELIMITERS = {"csv": ",", "tsv": "\t", "other": ";|"}
+MOST_FAULTS = 10  # that an error lists
 ROWS_AT_ONCE = 128  # of a Parquet file
 
 Row = Mapping[str, Any]
@@ -26,10 +27,10 @@ Rows = Iterator[tuple[str, Row]]  # "FILE (line 3)", columns
 def table_rows(
     lines: Iterable[str], source: str, kind: str, needed: Sequence[str], remedy: str = ""
 ) -> Rows:
-    """Yield the (location, columns) of each row of a table of kind csv or tsv, no columns for a blank line.
+    """Yield the (location, columns) of each row of a table of kind csv or tsv, no columns for one without text.
 
     Where the header has the needed columns with another delimiter alone, that is used, with quoting. Raises DataError
-    with the line; `remedy` is for a column that is absent.
+    with the lines of at most MOST_FAULTS rows; `remedy` is for a column that is absent.
     """
     lines = iter(lines)
     blank = 0
@@ -44,11 +45,19 @@ def table_rows(
     rows = dropwhile(lambda row: not row[1], rows)
     where, header = next(rows, (source, []))
     check_columns(where, needed, header, remedy)
+    faults: list[DataError] = []
     for where, row in rows:
+        if len(row) > 1 and not any(cell.strip() for cell in row):
+            row = []  # spreadsheets write rows of delimiters after the last one
         if row and len(row) != len(header):
             problem = f"has {len(row)} cells for {len(header)} columns ({listed(header)})"
-            raise DataError(where, problem, "fix the row")
-        yield where, dict(zip(header, row, strict=False))
+            faults.append(DataError(where, problem, "fix the row"))
+            if len(faults) == MOST_FAULTS:
+                break
+        elif not faults:
+            yield where, dict(zip(header, row, strict=False))
+    if faults:
+        raise combine(faults)
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
@@ -88,9 +97,11 @@ def parquet_rows(
 ) -> Rows:
     """Yield the (location, columns) of each row of a Parquet file; None stands for all columns.
 
-    Raises DataError for a column that is absent, and with the row for a text that is not UTF-8.
+    Numbers of labels become their names, where the `datasets` of Hugging Face has described them. Raises DataError for
+    a column that is absent, and with the row for a text that is not UTF-8.
     """
     with open_parquet(part) as file:
+        labels = _label_names(file.schema_arrow.metadata or {})
         names = file.schema_arrow.names
         check_columns(str(part.path), columns or (), names, remedy)
         if columns is not None:
@@ -108,7 +119,33 @@ def parquet_rows(
                     row = [value.as_py() for value in values]
                 except ValueError as error:
                     raise DataError(where, f"is not UTF-8 ({error})", "fix the row") from None
-                yield where, dict(zip(batch.schema.names, row, strict=True))
+                yield (
+                    where,
+                    {
+                        name: _named(value, labels[name]) if name in labels else value
+                        for name, value in zip(batch.schema.names, row, strict=True)
+                    },
+                )
+
+
+def _label_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    """Return the names of labels, by column, that a Parquet file of the `datasets` library has in its metadata."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        # Of a list, the type of its items.
+        items = {name: of.get("feature", of) for name, of in features.items()}
+        return {name: of["names"] for name, of in items.items() if of.get("_type") == "ClassLabel"}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _named(value: Any, names: Sequence[str]) -> Any:
+    """Return the names of label numbers; a number without a name is no label."""
+    if isinstance(value, list):
+        return [_named(item, names) for item in value]
+    if isinstance(value, int):
+        return names[value] if 0 <= value < len(names) else None
+    return value
 
 
 def json_object(text: str, where: str) -> JSONObject:

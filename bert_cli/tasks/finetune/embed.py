@@ -10,7 +10,8 @@ from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import PackReader, TextReader
 from bert_cli.data.finetune.simple import bm25
-from bert_cli.data.finetune.tables import TextExamples, held_out_rows, samples_of
+from bert_cli.data.finetune.split import held_out_rows, warn_of_shared
+from bert_cli.data.finetune.tables import REPEATED, TextExamples, repeats, samples_of
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.processes import print_line
@@ -47,20 +48,28 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         raise ConfigError(f"matryoshka ({longest})", problem, f"leave {longest} out")
     rows = embeddings.read_texts(file, settings.columns) if file else []
     texts: dict[str, Sequence[str]] = {}
+    scored: dict[str, Sequence[Sequence[str]]] = {}
     judged = retrieval = None
     if is_scored and settings.validation_file is not None:
         pairs, judged = embeddings.read_similarities(settings.validation_file)
         texts["first"], texts["second"] = zip(*pairs, strict=True)
+        scored["validation_file"] = pairs
     if is_scored and settings.retrieval_file is not None:
         retrieval = embeddings.read_retrieval(settings.retrieval_file)
+        scored["retrieval_file"] = [[query] for query in retrieval.queries]
     is_split = is_scored and judged is None and retrieval is None
     if is_split:
-        held = held_out_rows(np.zeros(len(rows), int), settings.held_out_fraction, settings.seed)
-        retrieval = embeddings.retrieval_of_pairs([rows[n] for n in np.flatnonzero(held)])
+        if repeated := repeats(rows):
+            print_line(f"train_file: {repeated:,} {REPEATED}")
+        strata = np.zeros(len(rows), int)
+        held = held_out_rows(rows, strata, settings.held_out_fraction, settings.seed)
+        scored["held-out rows"] = [rows[n] for n in np.flatnonzero(held)]
+        retrieval = embeddings.retrieval_of_pairs(scored["held-out rows"])
         rows = [rows[n] for n in np.flatnonzero(~held)]
     if retrieval is not None:
         texts |= {"queries": retrieval.queries, "documents": retrieval.documents}
     if settings.do_training:
+        warn_of_shared("train", rows, scored)
         times = settings.texts_per_example // len(settings.columns)  # twice for SimCSE
         texts["train"] = [text for row in rows for text in row * times]
     sets = {

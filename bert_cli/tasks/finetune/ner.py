@@ -14,6 +14,7 @@ from bert_cli.config.finetune import NerSettings
 from bert_cli.data.finetune import conll
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.simple import by_word
+from bert_cli.data.finetune.split import warn_of_shared
 from bert_cli.data.finetune.tables import write_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line
@@ -52,6 +53,8 @@ def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source
     task = Task(len(names), names, train, {"validation": features}, evaluate, best="f1")
     if train is None:
         return task
+    texts, others = ([[" ".join(words)] for words in of.words] for of in (sentences, held_out))
+    warn_of_shared("train", texts, {"validation": others})
 
     def of_each_word() -> dict[str, Result]:
         predicted = np.concatenate(by_word(sentences.words, sentences.labels, held_out.words))

@@ -13,6 +13,7 @@ from pathlib import Path
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.data.finetune import squad_windows
 from bert_cli.data.finetune.features import cached
+from bert_cli.data.finetune.split import warn_of_shared
 from bert_cli.data.finetune.squad import Gold, Question, gold_of, read_squad, squad_samples
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
@@ -32,10 +33,14 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Sour
     """Return the task: the windows of both files."""
     train = None
     if settings.do_training:
-        train = _read(settings, tokenizer, "train_file")[1].features
+        learned, windows = _read(settings, tokenizer, "train_file")
+        train = windows.features
     if not settings.do_validation:
         return Task(2, None, train, best="f1")
     questions, windows = _read(settings, tokenizer, "validation_file")
+    if settings.do_training:
+        contexts, others = ([[row.context] for row in of] for of in (learned, questions))
+        warn_of_shared("train_file", contexts, {"validation_file": others})
     evaluate = partial(_evaluate, settings, questions, windows, gold_of(questions))
     return Task(2, None, train, {"validation": windows.features}, evaluate, best="f1")
 

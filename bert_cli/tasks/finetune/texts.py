@@ -34,11 +34,11 @@ from bert_cli.data.finetune.labels import (
     several_samples,
     weights_of,
 )
+from bert_cli.data.finetune.split import hold_out, warn_of_shared
 from bert_cli.data.finetune.tables import (
     Column,
     TextExamples,
     confusion,
-    hold_out,
     read_table,
     samples_of,
     write_lines,
@@ -87,7 +87,7 @@ def build(
     # A model that is only scored brings its labels and what it has chosen.
     scored = None if settings.do_training else source
     sets = _read(settings, None if scored is None else scored.label_names)
-    more = _unlabelled(settings, settings.text_column, tokenizer)
+    more = _unlabelled(settings, settings.text_column, tokenizer, sets)
     first = next(iter(sets.values()))
     labels = first.labels
     names = first.label_names
@@ -242,7 +242,7 @@ def build_glue(
     splits += [split for split in about.files if split.startswith("validation")]
     splits += about.server_files if settings.do_test else ()
     sets = {split: read_split(folder, name, split) for split in splits}
-    more = _unlabelled(settings, about.columns, tokenizer)
+    more = _unlabelled(settings, about.columns, tokenizer, sets)
     features = {
         split: features_of_texts(examples, split, settings, tokenizer)
         for split, examples in sets.items()
@@ -356,13 +356,23 @@ def _baselines(
 
 
 def _unlabelled(
-    settings: ClassifySettings | GlueSettings, columns: Sequence[str], tokenizer: TextTokenizer
+    settings: ClassifySettings | GlueSettings,
+    columns: Sequence[str],
+    tokenizer: TextTokenizer,
+    sets: Mapping[str, TextExamples],
 ) -> Features | None:
-    """Return the texts that only the teacher labels; None without any, or if the task's texts are not columns."""
+    """Return the texts that only the teacher labels; None without any, or if the task's texts are not columns.
+
+    Prints a warning where one of the `sets` has texts that the run trains on.
+    """
+    scored = {name: examples.rows for name, examples in sets.items() if name != "train"}
+    if "train" in sets:
+        warn_of_shared("train", sets["train"].rows, scored)
     path = settings.distillation.unlabelled_file
     if path is None or not columns:
         return None
     examples = read_table(path, text_columns=columns)
+    warn_of_shared("unlabelled_file", examples.rows, scored)
     return features_of_texts(examples, "unlabelled", settings, tokenizer)
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from bert_cli.config.search import SearchScoreSettings
 from bert_cli.data.finetune import tables
+from bert_cli.data.finetune.label_cells import label_of
 from bert_cli.data.random import chooses
 from bert_cli.data.search import words
 from bert_cli.data.search.database import report_damage
@@ -72,7 +73,7 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
     relevant: dict[str, set[int]] = {}
     for where, row in tables.table_rows(path, ("question", "document"), Counter()):
         question = tables.text_of(row, "question", where)
-        name = tables.label_of(row, "document", where)
+        name = label_of(row, "document", where)
         try:
             words.check(question)
         except ConfigError as error:

@@ -47,6 +47,13 @@ def test_separators_document_marks_and_comments(tmp_path):
         ("-DOCSTART- -X- O O\n\na A B O\n-DOCSTART- -X- O O\nb A B O\n", [["a"], ["b"]], {conll.DOCUMENTS: 2}),
         # A word that is a hash is no comment.
         ("# id 52 domain=en\n# _ _ O\n#1 _ _ O\n# _ _ B-PER\n", [["#", "#1", "#"]], {conll.COMMENTS: 1}),
+        # MultiCoNER has tabs in its comments alone.
+        ("# id 1\tdomain=en\na _ _ O\nb _ _ B-PER\n\n# id 2\tdomain=en\nc _ _ O\n", [["a", "b"], ["c"]],
+         {conll.COMMENTS: 2}),
+        # WikiANN has its language before each word.
+        ("en:a\tO\nen::\tO\n\nen:\tB-PER\n", [["a", ":"], ["en:"]], {conll.PREFIXED: 3}),
+        ("zh-min-nan:a O\nzh-min-nan:b O\n", [["a", "b"]], {conll.PREFIXED: 2}),
+        ("en:a O\nb O\n", [["en:a", "b"]], {}),
         ("# text = ends with O\n#\tO\n# a\tO\n", [["#", "# a"]], {conll.COMMENTS: 1}),
     ):  # fmt: skip
         result = conll.read_conll(put(tmp_path, text), NAMES)
@@ -121,6 +128,10 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
         ("a O\nb B-\n", r"\(line 2\): 'b B-' is not"),
         ("a O\n\nb B-PERS\n", r"\(line 3\): label 'B-PERS' is unknown; .*; did you mean 'B-PER'\?"),
         ("-DOCSTART- -X- O O\n", "contains no sentences"),
+        (
+            '{"tokens": ["a"], "ner_tags": ["O"]}\n',
+            "is JSON, but sentences are read from CoNLL files; write each word",
+        ),
     ):
         with pytest.raises(DataError, match=rf"dev\.txt:? ?{message}"):
             conll.read_conll(put(tmp_path, text), NAMES)

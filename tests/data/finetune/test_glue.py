@@ -7,7 +7,7 @@ import pytest
 
 from bert_cli.config.finetune import CLUE_TASKS, GLUE_TASKS
 from bert_cli.data.finetune import glue
-from bert_cli.data.finetune.tables import EMPTY_TEXT, TextExamples
+from bert_cli.data.finetune.tables import EMPTY_TEXT, REPEATED, TextExamples
 from bert_cli.errors import DataError
 
 PAIR, NLI = "index\tsentence1\tsentence2", "entailment neutral contradiction"
@@ -160,14 +160,18 @@ def test_a_broken_tsv_file_is_reported_with_its_line(tmp_path):
 
 
 def test_the_real_files_are_read_completely_with_known_rows(shared_data):
-    for task, counts in {
+    for task, counts, repeated in (
         # The copy of MRPC here has a training row fewer than the 3,668 of other copies.
-        "cola": (8551, 1043, 1063), "mrpc": (3667, 408, 1725), "rte": (2490, 277, 3000), "sst2": (67349, 872, 1821),
-    }.items():  # fmt: skip
+        ("cola", (8551, 1043, 1063), (23, 4, 3)),
+        ("mrpc", (3667, 408, 1725), (0, 0, 0)),
+        ("rte", (2490, 277, 3000), (2, 0, 1)),
+        ("sst2", (67349, 872, 1821), (379, 0, 0)),
+    ):
         splits = ("train", "validation", "test")
         parts = [glue.read_split(shared_data / "glue", task, split) for split in splits]
         assert tuple(len(part) for part in parts) == counts
-        assert all(part.remarks == {} for part in parts)
+        assert tuple(part.remarks.get(REPEATED, 0) for part in parts) == repeated
+        assert all({*part.remarks} <= {REPEATED} for part in parts)
         assert parts[2].ids == [str(number) for number in range(counts[2])]
     # 279 of 408 development pairs are paraphrases: the score of always saying so is 0.684.
     mrpc = glue.read_split(shared_data / "glue" / "MRPC", "mrpc", "validation")

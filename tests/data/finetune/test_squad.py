@@ -73,12 +73,23 @@ def test_a_misplaced_answer_is_left_out_of_training_and_reported(write):
         squad.read_squad(path, version_2=False, training=True)
 
 
+FLAT = '{"id": "1", "context": "a cat", "question": "who?", "answers": {"text": ["cat"], "answer_start": [2]}}'
+ROWS = (FLAT, f"{FLAT}\n{FLAT}\n", f"[{FLAT}]")
+
+
 def test_bad_files_are_refused_with_the_field_or_the_question(write):
     in_row = r"\(data.0.paragraphs.0.qas.0.{}\): "
     for content, message in (
         ("", ": is empty"),
         ('{"data":\n [}', ": Invalid JSON.* line 2"),
         ("[]", ": Input should be an object"),
+        *(
+            (
+                rows,
+                ": has a question in each row.* JSON Lines are not read; write it in SQuAD's form",
+            )
+            for rows in ROWS
+        ),
         ({"data": []}, "the file contains no questions"),
         ({"data": [{"title": "Cats"}]}, r"\(data.0.paragraphs\): Field required"),
         (file_of(row(), context=" \n"), r"\(question 'a'\): has an empty context"),

@@ -1,4 +1,4 @@
-"""Files of texts and labels: lines, JSON, columns, labels, quoting, held-out examples, and scores."""
+"""Files of texts and labels: lines, JSON, columns, labels, quoting, and scores."""
 
 import bz2
 import csv
@@ -15,6 +15,7 @@ from pyarrow import parquet
 from support.metrics import values
 
 from bert_cli.data.finetune import tables
+from bert_cli.data.finetune.label_cells import sorted_labels
 from bert_cli.errors import DataError
 from bert_cli.statistics import identify
 
@@ -28,6 +29,27 @@ def put(folder, name, text):
 def read(path, labels=("label",), texts=("text",), names=None, separator=None):
     columns = {"text_columns": texts, "label_columns": list(labels)}
     return tables.read_table(path, **columns, label_names=names, label_separator=separator)
+
+
+def write_rows(path, labels):
+    """Write a table with a label in each row, and return its path."""
+    texts = [f"text {n}" for n in range(len(labels))]
+    if path.suffix == ".parquet":
+        path.write_bytes(table_of({"text": texts, "label": labels}))
+    elif path.suffix == ".jsonl":
+        rows = zip(texts, labels, strict=True)
+        lines = [
+            json.dumps({"text": t, "label": json.loads(of) if isinstance(of, str) else of})
+            for t, of in rows
+        ]
+        path.write_text("\n".join(lines))
+    else:
+        with open(path, "w", newline="") as file:
+            quoting = csv.QUOTE_MINIMAL if path.suffix == ".csv" else csv.QUOTE_NONE
+            mark = "," if path.suffix == ".csv" else "\t"
+            rows = zip(["text", *texts], ["label", *labels], strict=True)
+            csv.writer(file, delimiter=mark, quoting=quoting).writerows(rows)
+    return path
 
 
 def table_of(columns):
@@ -128,9 +150,9 @@ def test_json_lines_and_json_lists_are_read(tmp_path):
 
 
 def test_labels_are_sorted_by_value_if_all_are_integers_and_given_ones_keep_their_numbers(tmp_path):
-    assert tables.sorted_labels(["10", "9", "-1", "9"]) == ("-1", "9", "10")
-    assert tables.sorted_labels(["10", "9", "b"]) == ("10", "9", "b")
-    assert tables.sorted_labels(["1.5", "10", "9"]) == ("1.5", "10", "9")
+    assert sorted_labels(["10", "9", "-1", "9"]) == ("-1", "9", "10")
+    assert sorted_labels(["10", "9", "b"]) == ("10", "9", "b")
+    assert sorted_labels(["1.5", "10", "9"]) == ("1.5", "10", "9")
     path = put(tmp_path, "dev.csv", "text,label\na,pos\nb,pos\n")
     result = read(path, names=("pos", "neg"))
     assert result.label_names == ("pos", "neg") and result.labels.tolist() == [0, 0]
@@ -158,7 +180,8 @@ REFUSED = [
     ("a.txt", "one\n", "has a text on each line, not the columns 'text', 'label'"),
     ("a.txt.gz", gzip.compress(b"a\nb\n" * 1000)[:-20], "the gzip data are damaged or cut off", {"labels": ()}),
     ("a.txt.gz", b"not gzip", r"\(line 1\): has a name for gzip, but", {"labels": ()}),
-    ("a.xlsx", "PK", r"is of an unknown kind; name it \.csv, \.tsv"),
+    ("a.log", "PK", r"is of an unknown kind; name it \.csv, \.tsv"),
+    *((f"a.{name}", "PK", "is a spreadsheet, not text; save it as CSV") for name in ("xlsx", "XLS", "ods")),
     ("a.csv", "Text,label\na,1\n", r"\(line 1\): has no column 'text', only 'Text', 'label'; did you mean 'Text'"),
     ("a.csv", "text,label,text\na,1,b\n", r"\(line 1\): has two columns 'text'"),
     ("a.csv", 'text,label\n"a\nb",1\nc,d,e\n', r"\(line 4\): has 3 cells for 2 columns"),
@@ -177,7 +200,7 @@ REFUSED = [
     ("a.jsonl", f'{GOOD}\n{{"text": "b", "label": NaN}}', r"\(line 2\): 'label' is empty or not a label \(nan\)"),
     ("a.jsonl", f'{GOOD}\n{{"text": "b", "label": []}}', r"\(line 2\): differs from the first row: only one"),
     ("a.jsonl", f'{GOOD}\n{{"text": 3, "label": 1}}', r"\(line 2\): 'text' is not a string"),
-    ("a.jsonl", f"{GOOD}\n\n{GOOD}", r"\(line 2\): is not JSON"),
+    ("a.jsonl", f"{GOOD}\n\n7", r"\(line 3\): is not a JSON object"),
     ("a.jsonl", f"{GOOD}\n[1]\n{GOOD}", r"\(line 2\): is not a JSON object"),
     ("a.json", f"[{GOOD}, 7]", r"\(item 2\): is not a JSON object"),
     ("a.json", f"[{GOOD}", "is not JSON"),
@@ -187,6 +210,10 @@ REFUSED = [
     ("a.jsonl", '{"text": "a", "label": []}\n{"text": "b", "label": "x"}', r"\(line 2\): differs from the first"),
     ("a.jsonl", '{"text": "a", "label": []}', r"\(label\): has no label in any row"),
     ("a.jsonl", '{"text": "a", "label": ["x", "X"]}', r"\(line 1\): label 'X' is spelled 'x'"),
+    ("a.csv", "text,label\na,['x' 'y']\nb,['x']\n",
+     r"\(line 2\): 'label' looks like a list, but cannot be read as one \(\['x' 'y'\]\); write it as \[\"a\", \"b\"\]"),
+    ("a.csv", "text,label\na,[x]\nb,y\n", r"\(line 2\): 'label' looks like a list"),
+    ("a.csv", "text,label\na,{'x': 1}\nb,y\n", r"\(line 2\): 'label' is empty or not a label"),
     ("a.jsonl", f"{SEVERAL}\n{SEVERAL}",
      r"\(label\): has 2 texts with 3 labels, too many for a table; remove rare labels, .* at most 5"),
     ("a.parquet", table_of({"text": ["a", "b"], "Label": [1, 2]}), "has no column 'label', only 'text', 'Label'"),
@@ -202,6 +229,27 @@ def test_a_broken_file_is_reported_with_its_line(case, tmp_path, monkeypatch):
     name, content, message, *more = case
     with pytest.raises(DataError, match=rf"{name}:? ?{message}"):
         read(put(tmp_path, name, content), **dict(*more))
+
+
+def test_empty_rows_of_a_spreadsheet_are_skipped_and_counted(tmp_path):
+    rows = "text;label;note\na;x;\n;;\nb;y;\n; ;\n" + ";;\n" * 300 + ";;;;\n"
+    result = read(put(tmp_path, "a.csv", rows))
+    assert result.first == ["a", "b"] and result.remarks == {tables.BLANK: 303}
+    result = read(put(tmp_path, "a.tsv", rows.replace(";", "\t")))
+    assert result.first == ["a", "b"] and result.remarks == {tables.BLANK: 303}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [("only a text,", "'label' is empty"), ("a text", "has 1 cells for 2 columns")],
+)
+def test_ten_wrong_rows_are_named_at_once(row, message, tmp_path):
+    lines = ["text,label", *(f"text {n},{n % 2}\n{row}" for n in range(30))]
+    with pytest.raises(DataError) as caught:
+        read(put(tmp_path, "a.csv", "\n".join(lines)))
+    named = str(caught.value).split("\n")
+    assert len(named) == 10 and all(message in line for line in named)
+    assert "(line 3)" in named[0] and "(line 21)" in named[9]
 
 
 def test_a_file_that_does_not_exist_is_reported_with_a_similar_name(tmp_path):
@@ -229,6 +277,80 @@ def test_several_labels_of_a_text_are_a_list_or_have_a_separator_or_a_column_eac
         assert result.remarks == {tables.UNLABELLED: 1}
 
 
+SETS = [["x", "y"], ["z"], ["x"], ["x", "y"]]
+NUMBERS = [[1, 1, 0], [0, 0, 1], [1, 0, 0], [1, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "more"),
+    [
+        ("a.csv", [str(of) for of in SETS], {}),  # as pandas writes lists
+        ("a.csv", [str(of) for of in SETS], {"separator": ","}),
+        ("a.csv", [str(tuple(of)) for of in SETS], {}),
+        ("a.tsv", [str({*of}) for of in SETS], {}),
+        ("a.csv", [json.dumps(of) for of in SETS], {}),
+        ("a.jsonl", [json.dumps(of) for of in SETS], {}),
+        ("a.parquet", [[word.encode() for word in of] for of in SETS], {}),
+    ],
+)
+def test_a_list_that_a_program_wrote_into_a_cell_is_a_list_of_labels(name, cells, more, tmp_path):
+    result = read(write_rows(tmp_path / name, cells), **more)
+    assert result.label_names == ("x", "y", "z") and result.labels.tolist() == NUMBERS
+
+
+@pytest.mark.parametrize("form", [int, float, bool, str])
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_lists_of_zero_and_one_are_columns(name, form, tmp_path):
+    cells = [list(map(form, row)) for row in NUMBERS]
+    path = write_rows(tmp_path / name, list(map(str, cells)) if name == "a.csv" else cells)
+    result = read(path)
+    assert result.label_names == ("0", "1", "2") and result.labels.tolist() == NUMBERS
+    assert result.remarks[tables.MULTI_HOT] == 4
+    with pytest.raises(DataError, match=r"label '.+' is unknown"):
+        read(path, names=("x", "y"))  # a column too many
+
+
+def test_lists_of_several_lengths_or_other_words_are_labels(tmp_path):
+    for cells in ([[0, 1], [1]], [[0, 2], [1, 0]], [[0], [1]]):
+        path = write_rows(tmp_path / "a.jsonl", [*cells, cells[0]])
+        assert tables.MULTI_HOT not in read(path).remarks
+
+
+@pytest.mark.parametrize("pair", ["True False", "true false", "1.0 0.0", "TRUE FALSE", "1 0"])
+def test_columns_of_labels_have_every_spelling_of_zero_and_one(pair, tmp_path):
+    yes, no = pair.split()
+    lines = [
+        "text,x,y,z",
+        *(f"t{n}," + ",".join(yes if of else no for of in row) for n, row in enumerate(NUMBERS)),
+    ]
+    result = read(put(tmp_path, "a.csv", "\n".join(lines)), labels=("x", "y", "z"))
+    assert result.labels.tolist() == NUMBERS
+
+
+def test_labels_of_parquet_files_have_their_names_and_no_type_of_number_or_text(tmp_path):
+    one = {"names": ["sea", "kitchen"], "_type": "ClassLabel"}
+    for column, kind, expected in (
+        ([1, 0, 1], one, ("sea", "kitchen", "kitchen sea kitchen")),
+        ([[1], [0, 1], []], {"feature": one, "_type": "Sequence"}, None),
+        ([1.0, 0.0, 1.0], None, ("0", "1", "1 0 1")),
+        ([b"b", b"a", b"b"], None, ("a", "b", "b a b")),
+    ):
+        table = pyarrow.table({"text": ["a", "b", "c"], "label": column})
+        about = {"huggingface": json.dumps({"info": {"features": {"label": kind}}})}
+        parquet.write_table(table.replace_schema_metadata(about), tmp_path / "a.parquet")
+        result = read(tmp_path / "a.parquet")
+        names = result.label_names
+        if expected is None:
+            assert names == ("kitchen", "sea") and result.labels.tolist() == [
+                [1, 0],
+                [1, 1],
+                [0, 0],
+            ]
+        else:
+            assert {*names} == {*expected[:2]}
+            assert " ".join(names[n] for n in result.labels) == expected[2]
+
+
 @pytest.mark.parametrize("form", ["one label", "several labels"])
 def test_a_text_with_two_labels_is_a_warning_that_names_its_rows(form, tmp_path, capsys):
     rows = [("a", "x"), ("b", "y"), ("a", "x"), *[("a", "y")] * 7]
@@ -238,44 +360,6 @@ def test_a_text_with_two_labels_is_a_warning_that_names_its_rows(form, tmp_path,
     assert "warning: 7 rows with the same text as an earlier row, but another label: " in err
     assert f"{tmp_path}/a.jsonl (line 4) has y, and {tmp_path}/a.jsonl (line 1) x;" in err
     assert err.count(" has y") == 5 and err.endswith("; and 2 more\n")
-
-
-def examples(values, names=("a", "b", "c"), second=None):
-    ids = [*map(str, range(len(values)))]
-    texts = [f"text {n}" for n in ids]
-    return tables.TextExamples(texts, second, np.array(values), ids, names, {"odd": 1})
-
-
-def test_the_same_fraction_of_each_label_is_held_out_by_the_seed():
-    second = [f"second {n}" for n in range(100)]
-    everything = examples([0] * 60 + [1] * 30 + [2] * 10, second=second)
-    train, held = tables.hold_out(everything, 0.1, 7)
-    assert np.bincount(held.labels).tolist() == [6, 3, 1] and held.remarks == {}
-    assert sorted(train.ids + held.ids, key=int) == everything.ids
-    assert held.ids == sorted(held.ids, key=int) and train.ids == sorted(train.ids, key=int)
-    assert held.first == [f"text {n}" for n in held.ids]
-    assert held.second == [f"second {n}" for n in held.ids]
-    again, other = (tables.hold_out(everything, 0.1, seed)[1].ids for seed in (7, 8))
-    assert held.ids == again != other
-
-
-def test_each_label_keeps_an_example_and_gives_one_if_it_has_two():
-    rows = examples([0, 0, 1, 1, 1, 2])
-    assert np.bincount(tables.hold_out(rows, 0.01, 1)[1].labels, minlength=3).tolist() == [1, 1, 0]
-    assert np.bincount(tables.hold_out(rows, 0.99, 1)[0].labels).tolist() == [1, 1, 1]
-    with pytest.raises(DataError, match="no label has two examples"):
-        tables.hold_out(examples([0, 1, 2]), 0.5, 1)
-
-
-def test_texts_with_several_labels_are_held_out_by_their_rarest():
-    draw = np.random.default_rng(0)
-    labels = (draw.random((400, 3)) < [0.6, 0.3, 0.02]).astype(np.int8)
-    _, held = tables.hold_out(examples(labels), 0.2, 1)
-    assert len(held) == pytest.approx(80, abs=2)
-    assert held.labels.sum(0) == pytest.approx(labels.sum(0) * 0.2, rel=0.25)
-    alone = np.array([[1, 0], [1, 0], [1, 1]], np.int8)
-    train, _ = tables.hold_out(examples(alone, ("a", "b")), 0.5, 1)
-    assert train.labels.any(0).all()
 
 
 LABELS = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
