@@ -52,7 +52,12 @@ class PredictSettings(ModelSettings, Answering, ThresholdSettings, EngineSetting
     Example: bert predict runs/mine --input texts.txt
     """
 
-    NEEDS = {"question": "context", "context": "question", "second": "text"}
+    NEEDS = {
+        "question": "context",
+        "context": "question",
+        "second": "text",
+        "text_column": "input",
+    }
 
     text: Positional[str | None] = None
     """A single text; for several, use a file or standard input."""
@@ -61,7 +66,10 @@ class PredictSettings(ModelSettings, Answering, ThresholdSettings, EngineSetting
     the texts of --input by their similarity to TEXT. By default the task that the model was trained for."""
     input: Path | None = None
     """File with one text on each line, or .jsonl with one object on each line: `text` and, for pairs, `second`, or
-    `question` and `context`; or .parquet with these columns. Also compressed: .gz, .bz2, .xz, .zst."""
+    `question` and `context`; or .csv, .tsv or .parquet with these columns. Also compressed: .gz, .bz2, .xz, .zst."""
+    text_column: list[str] | None = None
+    """The column of --input with the text; repeat it for pairs, or for question and context. By default the names above
+    or, in a .csv or .tsv for a model of `bert classify`, the columns of its run."""
     second: str | None = None
     """The second text of a pair, for text-classification."""
     question: str | None = None

@@ -55,10 +55,11 @@ def quantize(path: Path) -> None:
     quantize_dynamic(graph, path, OPERATORS, per_channel=True, weight_type=QuantType.QInt8)
 
 
-def read_texts(path: Path, task: str) -> list[Input]:
+def read_texts(path: Path, source: models.Source, task: str) -> list[Input]:
     """Return the first texts of a file, which has the form that `bert predict` reads. Raises DataError for few."""
     kind = predictors()[task]
-    settings = PredictSettings(model=".", input=path)
+    columns = predict.trained_columns(source, path, task)
+    settings = PredictSettings(model=".", input=path, text_column=columns)
     items = []
     for item in predict.read_inputs(settings, kind, task):
         predict.check_input(item, kind)

@@ -12,7 +12,7 @@ from bert_cli.config.use import PredictSettings
 from bert_cli.errors import ConfigError
 from bert_cli.processes import print_error
 from bert_cli.tasks.run.opened import Floats, Input, Predictor, Row
-from bert_cli.tasks.use.predict import build, check_input, input_of, prepare
+from bert_cli.tasks.use.predict import build, check_input, input_of, prepare, warn_of_single_texts
 from bert_cli.text import count
 
 
@@ -31,6 +31,7 @@ class Model:
         values = {"model": name, "engine": engine, "none_below": none_below}
         fields = {name: value for name, value in values.items() if value is not None}
         prediction = prepare(PredictSettings.model_validate(fields))
+        self._source = prediction.source
         self.task = prediction.task
         """The task that the model was trained for, as `bert predict --task` names it."""
         self._predictors = {self.task: build(prediction)}
@@ -45,8 +46,8 @@ class Model:
         masks: list[list[Row] | None] = self._of_texts("fill-mask", [text])[0]["masks"]
         return masks
 
-    def label(self, texts: Sequence[str]) -> list[Row]:
-        """Return a row for each text: `label`, `probability`, `probabilities`; or `labels`, or `score`."""
+    def label(self, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
+        """Return a row for each text or pair: `label`, `probability`, `probabilities`; or `labels`, or `score`."""
         return self._of_texts("text-classification", texts)
 
     def entities(self, texts: Sequence[str]) -> list[list[Row]]:
@@ -75,13 +76,21 @@ class Model:
         """Return the rows of checked inputs."""
         return self._predictor(task or self.task).answer(inputs) if inputs else []
 
-    def _of_texts(self, task: str, texts: Sequence[str]) -> list[Row]:
+    def _of_texts(self, task: str, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
         if isinstance(texts, str):  # a sequence of letters
             raise ConfigError("texts", "is one text", "put it into a list")
-        return self._rows(task, [{"text": text} for text in texts])
+        rows = []
+        for text in texts:
+            pair = text if isinstance(text, tuple | list) else (text,)
+            if not 1 <= len(pair) <= 2:
+                problem = f"has a row of {count(len(pair), 'text')}"
+                raise ConfigError("texts", problem, "pass texts, or pairs of two")
+            rows.append(dict(zip(("text", "second"), pair, strict=False)))
+        return self._rows(task, rows)
 
     def _rows(self, task: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
         inputs = [self.check(row, task, f"text {n}") for n, row in enumerate(rows, 1)]
+        warn_of_single_texts(self._source, task, inputs)
         answers = self.predict(inputs, task)
         if cut := sum("truncated" in row for row in answers):
             print_error(

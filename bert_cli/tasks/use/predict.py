@@ -6,26 +6,32 @@ Standard output has only the predictions.
 
 import json
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from bert_cli.config.finetune import window_error
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
+from bert_cli.data.finetune.glue import TASKS
 from bert_cli.data.io.files import format_by_name
 from bert_cli.data.io.rows import check_text, listed, parquet_rows
 from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.facts.heads import SEQUENCE_CLASSIFICATION
 from bert_cli.parse.load import changed
 from bert_cli.processes import print_error, print_line
 from bert_cli.tasks.run import models, opened, runtimes
-from bert_cli.tasks.run.opened import Input, Predictor, Row
+from bert_cli.tasks.run.opened import NONE, Input, Predictor, Row
 from bert_cli.tasks.use.predictions import predictors
 from bert_cli.text import count
+from bert_cli.train.checkpoint import read_settings
 
 LINES_JUDGED = 1000
 """Lines of an input from which hard line breaks are recognised."""
 SINGLE_LABEL = "single_label_classification"
+CLASSIFICATION = SEQUENCE_CLASSIFICATION.task
 BATCHES_AT_ONCE = 64
 """Batches that are sorted by length together, and printed together."""
 
@@ -54,6 +60,7 @@ def run(settings: PredictSettings) -> None:
         check_input(item, kind)
         if not is_empty(item, kind):
             kind.check(item)
+    warn_of_single_texts(source, task, inputs)
     predictor = build(prediction, len(inputs))
     what = f"{task} with {source.folder} ({source.architecture})"
     runtime = predictor.model.runtime
@@ -91,10 +98,14 @@ def prepare(settings: PredictSettings) -> Prediction:
     if settings.none_below is not None and problem_type != SINGLE_LABEL:
         problem = f"has no effect on a model for {problem_type}"
         raise ConfigError(f"none_below ({settings.none_below})", problem, "leave it out")
+    if settings.none_below is not None and NONE in (source.label_names or ()):
+        problem = f"answers '{NONE}', which is also a label of {source.folder}"
+        raise ConfigError(f"none_below ({settings.none_below})", problem, "leave it out")
     defaults = kind.read_defaults(source, settings)
     longest = min(positions, defaults.pop("max_seq_length", positions))
     length = settings.max_seq_length or longest
     explicit = settings.model_dump(exclude_unset=True, exclude_none=True)
+    defaults["text_column"] = trained_columns(source, settings.input, task)
     settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
     stride = settings.doc_stride
     if stride is not None and (error := window_error(length, stride)):
@@ -160,6 +171,9 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
     path = settings.input
     where = "standard input" if path is None else str(path)
     form = None if path is None else format_by_name(path)
+    if path is not None and (form in ("csv", "tsv") or settings.text_column):
+        yield from _from_columns(path, settings.text_column, kind, task)
+        return
     if path is not None and form == "parquet":
         rows = parquet_rows(tables.open_file(path))
         yield from (input_of(row, line, kind, task) for line, row in rows)
@@ -175,6 +189,48 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
         print_error(f"warning: {where}: {problem}; {remedy}")
     for number, line in enumerate(lines, 1):
         yield Input(f"{where} (line {number})", {"text": line})
+
+
+def _from_columns(
+    path: Path, columns: Sequence[str] | None, kind: type[Predictor], task: str
+) -> Iterator[Input]:
+    """Yield the inputs of a table whose columns, in the order of the task's fields, may have other names."""
+    fields = [*kind.FIELDS, *kind.OPTIONAL]
+    if format_by_name(path) == "plain":
+        raise ConfigError("text_column", f"has no effect on the lines of {path}", "leave it out")
+    if columns and not len(kind.FIELDS) <= len(columns) <= len(fields):
+        problem = f"names {count(len(columns), 'column')} for task {task}"
+        raise ConfigError("text_column", problem, f"name those of {listed(fields)}")
+    column_of = dict(zip(fields, columns or fields, strict=False))
+    needed = list(column_of.values()) if columns else kind.FIELDS
+    remarks: Counter[str] = Counter()
+    for where, row in tables.table_rows(path, needed, remarks):
+        named = {field: row[name] for field, name in column_of.items() if name in row}
+        yield input_of(named, where, kind, task)
+    if blank := remarks[tables.BLANK]:
+        print_error(f"{path}: {blank:,} {tables.BLANK}")
+
+
+def trained_columns(source: models.Source, path: Path | None, task: str) -> list[str] | None:
+    """Return the columns of texts on which a classifier was trained, for a .csv or .tsv; None if they are not known."""
+    if path is None or format_by_name(path) not in ("csv", "tsv") or task != CLASSIFICATION:
+        return None
+    columns: list[str] | None = read_settings(source.folder).settings.get("text_column")
+    return columns
+
+
+def warn_of_single_texts(source: models.Source, task: str, inputs: Sequence[Input]) -> None:
+    """Print a warning for inputs of one text, if the model is known to be trained on pairs."""
+    saved = read_settings(source.folder).settings
+    columns = saved.get("text_column") or ()
+    if "glue_task" in saved:
+        columns = TASKS[saved["glue_task"]].columns
+    alone = sum(not item.fields.get("second") for item in inputs)
+    if task == CLASSIFICATION and len(columns) == 2 and alone:
+        print_error(
+            f"warning: {source.folder} was trained on pairs of texts, but {count(alone, 'input')} of "
+            f"{len(inputs):,} have no second text; pass --second, or 'second' in JSON lines"
+        )
 
 
 def _standard_input(kind: type[Predictor]) -> list[str]:

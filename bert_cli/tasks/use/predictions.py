@@ -22,7 +22,7 @@ from bert_cli.facts.heads import heads
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import Columns, Input, Predictor, Row, exact, labels_of, row_of
+from bert_cli.tasks.run.opened import NONE, Columns, Input, Predictor, Row, exact, labels_of, row_of
 from bert_cli.tasks.run.vectors import Similarity
 
 
@@ -115,7 +115,7 @@ class TextClassification(Predictor):
             if names is not None:
                 best = int(np.argmax(values))
                 is_sure = values[best] >= (self.settings.none_below or 0.0)
-                label = names[best] if is_sure else "none"
+                label = names[best] if is_sure else NONE
                 row = {"label": label, "probability": exact(values[best])}
                 if several:
                     row = {"labels": [names[k] for k in np.flatnonzero(answer)]}

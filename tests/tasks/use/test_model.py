@@ -49,6 +49,10 @@ def test_masks_labels_entities_and_answers_are_those_of_bert_predict(models, row
     assert bert_cli.load(models["text"]).label([]) == []
     for name in ("text", "several", "score"):
         assert bert_cli.load(models[name]).label(texts) == near(rows(name, *objects))
+    pairs = [{**row, "second": "on the mat"} for row in objects]
+    asked = [*objects[:1], *pairs]
+    given = [texts[0], *((text, "on the mat") for text in texts)]
+    assert bert_cli.load(models["text"]).label(given) == near(rows("text", *asked))
     printed = rows("token", *objects)
     entities = [row["entities"] for row in printed]
     assert bert_cli.load(models["token"]).entities(texts) == near(entities)
@@ -62,6 +66,12 @@ def test_a_mistake_is_told_as_by_the_command(models, capsys):
     for call, kind, message in (
         (lambda: model.fill("a [MASK]"), ConfigError, "a model for text-classification"),
         (lambda: model.label("the cat"), ConfigError, "texts: is one text; put it into a list"),
+        (
+            lambda: model.label([("a", "b", "c")]),
+            ConfigError,
+            "has a row of 3 texts; pass texts, or",
+        ),
+        (lambda: model.embed([("a", "b")]), DataError, "'second' is not read by task embed"),
         (lambda: model.label(["the cat", " "]), DataError, "text 2: is empty"),
         (lambda: model.label(["the cat", 3]), DataError, "text 2: 'text' is not a string"),
         (lambda: bert_cli.load(models["masked"]).fill("a"), DataError, r"text 1: has no \[MASK\]"),

@@ -18,6 +18,7 @@ from support.hf_models import BIO, CLASSIFIER, MODELS, PIECES, ids_of
 from support.hf_models import one_in_torch as in_torch
 from support.terminal import Terminal
 
+import bert_cli
 from bert_cli.cli import main
 from bert_cli.config.use import PredictSettings
 from bert_cli.errors import ConfigError, DataError
@@ -138,6 +139,79 @@ def test_texts_and_pairs_are_classified_as_transformers_does(models, capsys, tmp
     (rough,) = predict(capsys, models["text"], rows[0]["text"], *rough)
     assert rough["probability"] == pytest.approx(result[0]["probability"], abs=0.05)
     assert rough["probability"] != result[0]["probability"]
+
+
+def as_run(model, folder, **settings):
+    """Return a copy of a model with the settings of the run that trained it."""
+    shutil.copytree(model, folder)
+    (folder / "state.json").write_text(json.dumps({"settings": settings}))
+    return folder
+
+
+def test_the_rows_of_a_table_are_read_by_columns(models, capsys, tmp_path):
+    rows = [("the cat", "a dog", "x"), ("", "a mat", "y"), ("we eat, dogs sat", "", "x")]
+    objects = [{"text": text, "second": second} for text, second, _ in rows]
+    expected = predict(
+        capsys, models["text"], "--input", as_file(tmp_path, "a.jsonl", *objects, "", "")
+    )
+    assert len(expected) == 3
+    alone = predict(
+        capsys,
+        models["text"],
+        "--input",
+        as_file(tmp_path, "b.jsonl", *({"text": row[0]} for row in rows)),
+    )
+    columns = ["--text-column", "review", "--text-column", "reply"]
+    run = as_run(models["text"], tmp_path / "run", text_column=["review"])
+    for mark, name in ((",", "a.csv"), (";", "b.csv"), ("\t", "a.tsv")):
+        cells = [f'"{text}"' if mark in text else text for text, _, _ in rows]
+        others = [mark.join([text, *row[1:]]) for text, row in zip(cells, rows, strict=True)]
+        by_name = as_file(tmp_path, name, mark.join(["text", "second", "label"]), *others)
+        renamed = as_file(tmp_path, f"c{name}", mark.join(["review", "reply", "label"]), *others)
+        assert predict(capsys, models["text"], "--input", by_name) == expected
+        assert predict(capsys, models["text"], "--input", renamed, *columns) == expected
+        assert predict(capsys, run, "--input", renamed) == alone
+    parquet.write_table(
+        pyarrow.Table.from_pylist([{"review": row[0]} for row in rows]), tmp_path / "a.parquet"
+    )
+    (tmp_path / "a.xlsx").write_bytes(b"PK")
+    assert predict(capsys, run, "--input", tmp_path / "a.parquet", *columns[:2]) == alone
+    for error, words, message in (
+        (DataError, [renamed], "has no column 'text', only 'review', 'reply', 'label'"),
+        (
+            ConfigError,
+            [renamed, *columns, "--text-column", "x"],
+            "names 3 columns for task text-class",
+        ),
+        (ConfigError, [as_file(tmp_path, "a.txt", "a"), *columns], "no effect on the lines of"),
+        (DataError, [tmp_path / "a.xlsx"], "is a spreadsheet, not text; save it as CSV"),
+    ):
+        with pytest.raises(error, match=message):
+            predict(capsys, models["text"], "--input", *words)
+
+
+def test_a_label_called_none_is_refused_with_none_below(models, capsys, tmp_path):
+    model = shutil.copytree(models["text"], tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    names = ["none", *(f"label {n}" for n in range(1, len(config["id2label"])))]
+    config |= {"id2label": dict(enumerate(names)), "label2id": {n: k for k, n in enumerate(names)}}
+    (model / "config.json").write_text(json.dumps(config))
+    assert "none" in predict(capsys, model, "the cat")[0]["probabilities"]
+    with pytest.raises(
+        ConfigError, match=r"none_below \(0\.5\): answers 'none', which is also a label"
+    ):
+        predict(capsys, model, "the cat", "--none-below", 0.5)
+
+
+@pytest.mark.parametrize("settings", [{"text_column": ["a", "b"]}, {"glue_task": "rte"}])
+def test_one_text_for_a_model_of_pairs_is_a_warning(settings, models, capsys, tmp_path):
+    run = as_run(models["text"], tmp_path / "run", **settings)
+    for words, number in ((["the cat"], 1), (["the cat", "--second", "a dog"], 0)):
+        assert main(["predict", str(run), *words]) == 0
+        warning = f"trained on pairs of texts, but {number} input of 1 have no second text"
+        assert (warning in capsys.readouterr().err) == bool(number)
+    bert_cli.load(run).label(["the cat", ("the cat", "a dog")])
+    assert "but 1 input of 2 have no second text" in capsys.readouterr().err
 
 
 def test_one_output_is_a_score_and_several_labels_may_be_true_at_once(models, capsys):
