@@ -218,7 +218,7 @@ class Trained(NamedTuple):
     result: Result
     """Its reported scores, empty if nothing is scored."""
     examples: str = ""
-    """The fingerprint of the training examples, the same for all seeds."""
+    """The fingerprint of the training examples, the same for all seeds but with `--few`, whose pairs a seed draws."""
     best: Path = Path()
     """Its best checkpoint."""
 
