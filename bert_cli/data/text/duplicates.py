@@ -9,7 +9,7 @@ and up to 5 kB for each document that agrees in a band and is not among many.
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -138,6 +138,14 @@ class _Document:
         if self._last and not self._has_run:
             self._minhash.update([" ".join(self._last)])
         return np.array(self._minhash.digest(), "<u4").tobytes()
+
+
+def signature_of(lines: Iterable[str]) -> npt.NDArray[np.uint32]:
+    """Return the signature [SIGNATURE_SIZE] of a document. Raises ConfigError where rensa is not installed."""
+    document = _Document(near=True)
+    for line in lines:
+        document.add(line)
+    return np.frombuffer(document.signature(), "<u4")
 
 
 def new_signature() -> Any:

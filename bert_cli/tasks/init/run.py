@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bert_cli.config.init import InitSettings
@@ -84,14 +85,14 @@ def run(settings: InitSettings) -> None:
         return
     language = next(iter(facts.languages), "en")
     split = keep_abbreviations(load_splitter("sentencex", language), language)
-    documents = text.documents_of(parts, reading)
+    read = partial(text.documents_of, parts, reading)
     with atomic_folder(settings.out, origin=origin) as folder:
         if chosen is None:
-            questions = text.questions_of(documents, split)
+            questions = text.questions_of(read(), split)
             words = search_commands(settings, questions, _reading_words(settings, is_plain))
         else:
-            documents = text.cut(documents) if facts.is_cut else documents
-            sentence = text.divide(folder, documents, facts.documents, split)
+            pieces = (lambda: text.cut(read())) if facts.is_cut else read
+            sentence = text.divide(folder, pieces, facts.documents, split)
             words = commands(chosen, settings.goal, language, sentence)
             config = {**chosen.config, "engine": settings.engine}
             write_json_atomically(folder / "pretrain.json", config)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 
@@ -17,10 +18,13 @@ import numpy as np
 
 from bert_cli.data.io import files
 from bert_cli.data.search import passages
+from bert_cli.data.text import duplicates
 from bert_cli.data.text.preprocess import language_of
 from bert_cli.data.tokens.encoder import encoder_of
 from bert_cli.data.tokens.tokenizer import Vocabulary
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, needs_extra
+from bert_cli.processes import print_line
+from bert_cli.statistics import plain
 from bert_cli.tasks.init.recipe import MOST_HELD_OUT, TextFacts, held_out_every
 from bert_cli.text import count
 
@@ -44,6 +48,7 @@ QUESTIONS = 3  # that are suggested
 ASKED_DOCUMENTS = 1000  # that may have questions
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
 PRONOUN = re.compile(r"(?i:its?|this|that|these|those|he|his|she|her|they|their|we|i|you|there)\b")
+SIMILAR = 0.8  # of the runs of words of two documents
 PARTS = ("train", "held_out", "test")
 """Of the documents; those held out choose a checkpoint, those of the test are for `bert verdict` alone."""
 
@@ -127,11 +132,30 @@ def describe(facts: TextFacts) -> str:
 
 
 def divide(
-    folder: Path, documents: Iterable[list[str]], number: float, split: Callable[[str], list[str]]
+    folder: Path,
+    read: Callable[[], Iterable[list[str]]],
+    number: float,
+    split: Callable[[str], list[str]],
 ) -> str:
-    """Write about so many documents to text/PART.jsonl of a folder. Return a sentence that is not trained on."""
+    """Write about so many documents to text/PART.jsonl of a folder. Return a sentence that is not trained on.
+
+    `read` begins to read the documents. Those that repeat a held-out one are left out. Raises DataError for fewer than
+    two documents to hold out beside as many others.
+    """
     every = held_out_every(number)
-    held_out = 0
+    candidates = [*itertools.islice(read(), every - 1, MOST_HELD_OUT * every, every)]
+    groups, total = copies_of(read(), candidates)
+    part_of: dict[int, str] = {}
+    left_out: set[int] = set()
+    for place, group in zip(itertools.count(every - 1, every), groups, strict=False):
+        if place in group and len(part_of) + len(left_out) + len(group) <= total / 2:
+            part_of[place] = PARTS[2 - len(part_of) % 2]
+            left_out |= group - {place}
+    if len(part_of) < 2:
+        problem = f"has fewer than {MIN_DOCUMENTS} different documents"
+        raise DataError("input", problem, "use more text: a part of the documents is held out")
+    if left_out:
+        print_line(f"init: {count(len(left_out), 'document')} left out that repeat a held-out one")
     sentences: list[str] = []
     (folder / "text").mkdir(parents=True)
     with ExitStack() as stack:
@@ -139,14 +163,41 @@ def divide(
         for part in PARTS:
             path = folder / f"text/{part}.jsonl"
             out[part] = stack.enter_context(open(path, "w", encoding="utf-8"))
-        for index, lines in enumerate(documents):
-            part = "train"
-            if index % every == every - 1 and held_out < MOST_HELD_OUT:
-                held_out += 1
-                part = PARTS[1 + held_out % 2]
+        for index, lines in enumerate(read()):
+            if index in part_of:
                 sentences += sentences_of(lines, split)
-            out[part].write(json.dumps({"text": "\n".join(lines)}, ensure_ascii=False) + "\n")
+            if index not in left_out:
+                row = json.dumps({"text": "\n".join(lines)}, ensure_ascii=False)
+                out[part_of.get(index, "train")].write(f"{row}\n")
     return plain_sentence(sentences)
+
+
+def copies_of(
+    documents: Iterable[list[str]], candidates: Sequence[list[str]]
+) -> tuple[list[set[int]], int]:
+    """Return the numbers of the documents that repeat each candidate and no earlier one, and how many documents are.
+
+    A text repeats another if they are equal by `plain` and, where rensa is installed, if they share SIMILAR of their
+    runs of words.
+    """
+    names: dict[str, int] = {}
+    for number, lines in enumerate(candidates):
+        names.setdefault(plain("".join(lines)), number)
+    signatures = None
+    if find_spec("rensa"):
+        signatures = np.stack([duplicates.signature_of(lines) for lines in candidates])
+    else:
+        print_line(f"init: near-equal documents are not found: {needs_extra('near-duplicates')}")
+    groups: list[set[int]] = [set() for _ in candidates]
+    index = -1
+    for index, lines in enumerate(documents):
+        found = [names[name]] if (name := plain("".join(lines))) in names else []
+        if signatures is not None:
+            shared = (signatures == duplicates.signature_of(lines)).mean(1)
+            found += np.flatnonzero(shared >= SIMILAR)[:1].tolist()
+        if found:
+            groups[min(found)].add(index)
+    return groups, index + 1
 
 
 def sentences_of(lines: Iterable[str], split: Callable[[str], list[str]]) -> list[str]:

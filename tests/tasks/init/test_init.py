@@ -21,6 +21,7 @@ from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.io import inputs
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
+from bert_cli.errors import DataError
 from bert_cli.tasks.init import recipe, run, text
 from bert_cli.tasks.run import build, train
 
@@ -195,13 +196,14 @@ def test_a_search_without_a_model_for_sentences_is_refused(words, problem, at_ho
 
 
 def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home):
-    (at_home / "book.txt").write_text("\n".join(SENTENCES * 8) + "\n")
+    written = [f"{line} {n} {n + 1} {n + 2}" for n, line in enumerate(SENTENCES * 8)]
+    (at_home / "book.txt").write_text("\n".join(written) + "\n")
     words = ["init", "book.txt", "book", "--from", "model"]
     assert main([*words, "--documents", "files", "--engine", "jax"]) == 0
     assert json.loads((at_home / "book/pretrain.json").read_text())["engine"] == "jax"
     parts = [lines_of(at_home / f"book/text/{part}.jsonl") for part in text.PARTS]
     lines = [line for part in parts for row in part for line in row["text"].splitlines()]
-    assert sorted(lines) == sorted(SENTENCES * 8)
+    assert sorted(lines) == sorted(written)
     assert all(parts)
 
 
@@ -211,9 +213,36 @@ def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home)
 )
 def test_a_tenth_of_many_documents_is_held_out_and_more_of_few(number, held_out, test, tmp_path):
     """One half chooses a checkpoint, the other is the test; twelve documents, if half of them are as many."""
-    text.divide(tmp_path, [["A short text."]] * number, number, lambda line: [line])
+    documents = [[f"A short text, {n}."] for n in range(number)]
+    text.divide(tmp_path, lambda: documents, number, lambda line: [line])
     sizes = [len(lines_of(tmp_path / f"text/{part}.jsonl")) for part in text.PARTS]
     assert sizes == [number - held_out - test, held_out, test]
+
+
+@pytest.mark.parametrize("kind", ["equal", "other case and spaces", "nearly equal"])
+def test_copies_of_held_out_documents_are_left_out_and_counted(kind, tmp_path, capsys):
+    originals = [" ".join(f"w{n}x{m}" for m in range(80)) for n in range(30)]
+    change = {
+        "equal": str,
+        "other case and spaces": lambda original: original.upper().replace(" ", "\t "),
+        "nearly equal": lambda original: f"{original} and one more",
+    }[kind]
+    documents = [[line] for original in originals for line in (change(original), original)]
+    text.divide(tmp_path, lambda: documents, 60, lambda line: [line])
+    parts = [
+        [row["text"].lower().split()[0] for row in lines_of(tmp_path / f"text/{part}.jsonl")]
+        for part in text.PARTS
+    ]
+    assert [*map(len, parts)] == [36, 6, 6]
+    train, held_out, test = map(set, parts)
+    assert len(train | held_out | test) == 30 and not train & (held_out | test)
+    assert not held_out & test and len(held_out | test) == 12
+    assert "init: 12 documents left out that repeat a held-out one" in capsys.readouterr().out
+
+
+def test_documents_that_are_all_copies_cannot_be_held_out(tmp_path):
+    with pytest.raises(DataError, match="has fewer than 4 different documents"):
+        text.divide(tmp_path, lambda: [["One text for all."]] * 60, 60, lambda line: [line])
 
 
 def test_words_that_a_vocabulary_lacks_are_counted(home, tmp_path):
