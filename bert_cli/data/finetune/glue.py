@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.label_cells import label_numbers, label_of, sorted_labels
-from bert_cli.data.io.rows import check_columns
+from bert_cli.data.io.rows import Row, check_columns
 from bert_cli.errors import DataError
 
 SHORT_ROW = "rows with too few columns, left out"
@@ -49,7 +49,7 @@ class Task:
     is_regression: bool = False
 
 
-def _keywords(row: tables.Row, where: str) -> tuple[str, str]:
+def _keywords(row: Row, where: str) -> tuple[str, str]:
     """Return CSL's keywords and its abstract; a pair that is too long loses the end of the abstract."""
     words = row.get("keyword")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -57,7 +57,7 @@ def _keywords(row: tables.Row, where: str) -> tuple[str, str]:
     return " ".join(words), tables.text_of(row, "abst", where)
 
 
-def _marked(row: tables.Row, where: str) -> tuple[str]:
+def _marked(row: Row, where: str) -> tuple[str]:
     """Return CLUEWSC's text with _the noun_ and [the pronoun] marked, as in CLUE's own baselines."""
     text = tables.text_of(row, "text", where)
     target = row.get("target")
@@ -78,7 +78,7 @@ def _marked(row: tables.Row, where: str) -> tuple[str]:
 
 
 TASKS = TypeAdapter(dict[str, Task]).validate_json(Path(__file__).with_suffix(".json").read_bytes())
-MAKE_TEXTS: Mapping[str, Callable[[tables.Row, str], tuple[str, ...]]] = {
+MAKE_TEXTS: Mapping[str, Callable[[Row, str], tuple[str, ...]]] = {
     "csl": _keywords,
     "wsc": _marked,
 }

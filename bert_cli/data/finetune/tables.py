@@ -310,8 +310,10 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
         # A carriage return alone ends a line of CSV, too.
         lines = io.StringIO(read_text(path), newline="" if kind == "csv" else "\n")
         for where, row in rows_of_table(lines, str(path), kind, needed):
-            remarks[BLANK] += not row
-            if row:
+            # One column may have an empty text.
+            is_blank = len(row) != 1 and not any(cell.strip() for cell in row.values())
+            remarks[BLANK] += is_blank
+            if not is_blank:
                 yield where, row
     elif kind == "plain":
         if len(needed) > 1:

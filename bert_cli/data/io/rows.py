@@ -27,7 +27,7 @@ Rows = Iterator[tuple[str, Row]]  # "FILE (line 3)", columns
 def table_rows(
     lines: Iterable[str], source: str, kind: str, needed: Sequence[str], remedy: str = ""
 ) -> Rows:
-    """Yield the (location, columns) of each row of a table of kind csv or tsv, no columns for one without text.
+    """Yield the (location, columns) of each row of a table of kind csv or tsv, no columns for a blank line.
 
     Where the header has the needed columns with another delimiter alone, that is used, with quoting. Raises DataError
     with the lines of at most MOST_FAULTS rows; `remedy` is for a column that is absent.
@@ -47,8 +47,8 @@ def table_rows(
     check_columns(where, needed, header, remedy)
     faults: list[DataError] = []
     for where, row in rows:
-        if len(row) > 1 and not any(cell.strip() for cell in row):
-            row = []  # spreadsheets write rows of delimiters after the last one
+        if row and len(row) != len(header) and not any(cell.strip() for cell in row):
+            row = [""] * len(header)  # spreadsheets write such rows after the last one
         if row and len(row) != len(header):
             problem = f"has {len(row)} cells for {len(header)} columns ({listed(header)})"
             faults.append(DataError(where, problem, "fix the row"))

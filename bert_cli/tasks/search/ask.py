@@ -29,7 +29,11 @@ def _print_hit(number: int, hit: Hit) -> None:
     """Print a passage under its title and file, with the words of the question in bold on a terminal."""
     path = os.path.relpath(hit.file)
     file = hit.file if path.startswith("..") else path
-    print_line(printable(f"{number}. {hit.title} ({file}, characters {hit.start:,}-{hit.stop:,})"))
+    print_line(
+        printable(
+            f"{number}. {hit.title} ({file}, characters {hit.start:,}-{hit.stop:,} of its text)"
+        )
+    )
     # One for one, so that the positions of the words stay.
     shown = UNPRINTABLE.sub(lambda found: found[0] if found[0] in "\n\t" else "\ufffd", hit.text)
     if not sys.stdout.isatty():

@@ -7,9 +7,9 @@ Standard output has only the predictions.
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bert_cli.config.finetune import window_error
 from bert_cli.config.use import PredictSettings
@@ -243,7 +243,7 @@ def _standard_input(kind: type[Predictor]) -> list[str]:
     return tables.lines_of(tables.decoded(sys.stdin.buffer.read(), "standard input"))
 
 
-def input_of(row: tables.Row, where: str, kind: type[Predictor], task: str) -> Input:
+def input_of(row: Mapping[str, Any], where: str, kind: type[Predictor], task: str) -> Input:
     """Return the fields of a row. Raises DataError for one that is missing, no string, or of another task."""
     if foreign := sorted((_all_fields() - _fields_of(kind)) & set(row)):
         reads = f"which reads {listed(kind.FIELDS)}"

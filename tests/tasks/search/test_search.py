@@ -68,7 +68,7 @@ def test_a_question_is_answered_with_title_and_place(manuals, capsys):
     assert "with --model also by their meaning" in out
     assert main(["search", "ask", "index", "How do I mount a disk?", "--top", "1"]) == 0
     assert capsys.readouterr().out == (
-        "1. MOUNT (manuals/mount.txt, characters 0-51)\n"
+        "1. MOUNT (manuals/mount.txt, characters 0-51 of its text)\n"
         "MOUNT\nThe command mounts a disk. It needs a folder.\n\n"
     )
     assert main(["search", "ask", "index", "bad film", "--json", "-"]) == 0
