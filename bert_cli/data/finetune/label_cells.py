@@ -1,7 +1,6 @@
 """Labels as people and programs write them: words, numbers, lists in cells, and columns of 0 and 1."""
 
 import ast
-import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from bert_cli.errors import DataError, nearest
 
 ZERO_OR_ONE = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 # A list, a tuple, a set or bytes, as Python and pandas write them into a cell.
-WRITTEN = re.compile(r"""\[.*\]|\(.*\)|\{.*\}|b(['"]).*\1""", re.DOTALL)
+WRITTEN = re.compile(r"""\[.*\]|\(.*,.*\)|\{.*\}|b(['"]).*\1""", re.DOTALL)
 NO_COMMA = re.compile(r"""['"]\s+['"]""")  # between the items of NumPy's lists
 MISSING = ("", "nan", "<na>", "#n/a")  # labels in lower case, as pandas and spreadsheets write them
 
@@ -74,13 +73,11 @@ def labels_of(
 
 
 def _as_written(cell: str) -> object:
-    """Return the value that a program wrote into a cell as JSON or Python, or the cell if there is none."""
-    if not WRITTEN.fullmatch(cell) or NO_COMMA.search(cell):
-        return cell
-    for read in (json.loads, ast.literal_eval):
+    """Return the value that Python or pandas wrote into a cell, or the cell if there is none."""
+    if WRITTEN.fullmatch(cell) and not NO_COMMA.search(cell):
         with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            value: object = read(cell)
-            return value if isinstance(value, bytes | list | tuple | set | dict) else cell
+            value: object = ast.literal_eval(cell)
+            return value
     return cell
 
 

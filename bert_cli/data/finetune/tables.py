@@ -294,10 +294,12 @@ def repeats(rows: Sequence[Sequence[str]]) -> int:
     return len(filled) - len({*filled})
 
 
-def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows:
+def table_rows(
+    path: Path, needed: Sequence[str], remarks: Counter[str], optional: Sequence[str] = ()
+) -> Rows:
     """Yield the (location, columns) of each row of a table; count problems in `remarks`.
 
-    The lines of a .txt are the rows of a single column.
+    The lines of a .txt are the rows of a single column. Of Parquet only the `optional` columns are read besides.
     """
     part = open_file(path)
     kind = files.format_by_name(path)
@@ -305,7 +307,7 @@ def table_rows(path: Path, needed: Sequence[str], remarks: Counter[str]) -> Rows
         names = f"{', '.join(files.NAMED)}, or one of them with {', '.join(files.SUFFIXES)}"
         raise DataError(str(path), "is of an unknown kind", f"name it {names}")
     if kind == "parquet":
-        yield from parquet_rows(part, needed)
+        yield from parquet_rows(part, needed, optional=optional)
     elif kind in ("csv", "tsv"):
         # A carriage return alone ends a line of CSV, too.
         lines = io.StringIO(read_text(path), newline="" if kind == "csv" else "\n")

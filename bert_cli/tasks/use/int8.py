@@ -58,7 +58,7 @@ def quantize(path: Path) -> None:
 def read_texts(path: Path, source: models.Source, task: str) -> list[Input]:
     """Return the first texts of a file, which has the form that `bert predict` reads. Raises DataError for few."""
     kind = predictors()[task]
-    columns = predict.trained_columns(source, path, task)
+    columns = predict.default_columns(source, path, task)
     settings = PredictSettings(model=".", input=path, text_column=columns)
     items = []
     for item in predict.read_inputs(settings, kind, task):

@@ -79,13 +79,13 @@ class Model:
     def _of_texts(self, task: str, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
         if isinstance(texts, str):  # a sequence of letters
             raise ConfigError("texts", "is one text", "put it into a list")
-        rows = []
-        for text in texts:
-            pair = text if isinstance(text, tuple | list) else (text,)
-            if not 1 <= len(pair) <= 2:
-                problem = f"has a row of {count(len(pair), 'text')}"
-                raise ConfigError("texts", problem, "pass texts, or pairs of two")
-            rows.append(dict(zip(("text", "second"), pair, strict=False)))
+        # More than two texts are no second text.
+        rows = [
+            {"text": text[0], "second": text[1] if len(text) == 2 else text[1:]}
+            if isinstance(text, tuple | list)
+            else {"text": text}
+            for text in texts
+        ]
         return self._rows(task, rows)
 
     def _rows(self, task: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:

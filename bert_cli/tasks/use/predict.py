@@ -15,8 +15,8 @@ from bert_cli.config.finetune import window_error
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.glue import TASKS
-from bert_cli.data.io.files import format_by_name
-from bert_cli.data.io.rows import check_text, listed, parquet_rows
+from bert_cli.data.io.files import TABLES, format_by_name
+from bert_cli.data.io.rows import check_text, listed
 from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.heads import SEQUENCE_CLASSIFICATION
@@ -105,7 +105,7 @@ def prepare(settings: PredictSettings) -> Prediction:
     longest = min(positions, defaults.pop("max_seq_length", positions))
     length = settings.max_seq_length or longest
     explicit = settings.model_dump(exclude_unset=True, exclude_none=True)
-    defaults["text_column"] = trained_columns(source, settings.input, task)
+    defaults["text_column"] = default_columns(source, settings.input, task)
     settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
     stride = settings.doc_stride
     if stride is not None and (error := window_error(length, stride)):
@@ -170,16 +170,13 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
             return
     path = settings.input
     where = "standard input" if path is None else str(path)
-    form = None if path is None else format_by_name(path)
-    if path is not None and (form in ("csv", "tsv") or settings.text_column):
-        yield from _from_columns(path, settings.text_column, kind, task)
+    if path is not None and format_by_name(path) not in (None, "plain"):
+        yield from _of_table(path, settings.text_column, kind, task)
         return
-    if path is not None and form == "parquet":
-        rows = parquet_rows(tables.open_file(path))
-        yield from (input_of(row, line, kind, task) for line, row in rows)
-        return
+    if settings.text_column is not None:
+        raise ConfigError("text_column", f"has no effect on the lines of {where}", "leave it out")
     lines = _standard_input(kind) if path is None else tables.read_lines(path)
-    if form == "json-lines" or "text" not in kind.FIELDS:
+    if "text" not in kind.FIELDS:
         rows = tables.json_lines(lines, where)
         yield from (input_of(row, line, kind, task) for line, row in rows)
         return
@@ -191,42 +188,43 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
         yield Input(f"{where} (line {number})", {"text": line})
 
 
-def _from_columns(
+def _of_table(
     path: Path, columns: Sequence[str] | None, kind: type[Predictor], task: str
 ) -> Iterator[Input]:
-    """Yield the inputs of a table whose columns, in the order of the task's fields, may have other names."""
+    """Yield the inputs of a table. Its `columns`, if any, have the task's fields, in their order."""
     fields = [*kind.FIELDS, *kind.OPTIONAL]
-    if format_by_name(path) == "plain":
-        raise ConfigError("text_column", f"has no effect on the lines of {path}", "leave it out")
     if columns and not len(kind.FIELDS) <= len(columns) <= len(fields):
         problem = f"names {count(len(columns), 'column')} for task {task}"
         raise ConfigError("text_column", problem, f"name those of {listed(fields)}")
-    column_of = dict(zip(fields, columns or fields, strict=False))
-    needed = list(column_of.values()) if columns else kind.FIELDS
+    field_of = dict(zip(columns or fields, fields, strict=False))
+    has_others = columns is not None or format_by_name(path) in TABLES
     remarks: Counter[str] = Counter()
-    for where, row in tables.table_rows(path, needed, remarks):
-        named = {field: row[name] for field, name in column_of.items() if name in row}
-        yield input_of(named, where, kind, task)
-    if blank := remarks[tables.BLANK]:
-        print_error(f"{path}: {blank:,} {tables.BLANK}")
+    needed = columns or kind.FIELDS
+    for where, row in tables.table_rows(path, needed, remarks, optional=sorted(_all_fields())):
+        if has_others:
+            row = {field: row[name] for name, field in field_of.items() if name in row}
+        yield input_of(row, where, kind, task)
+    for remark, number in remarks.items():
+        print_error(f"{path}: {number:,} {remark}")
 
 
-def trained_columns(source: models.Source, path: Path | None, task: str) -> list[str] | None:
-    """Return the columns of texts on which a classifier was trained, for a .csv or .tsv; None if they are not known."""
-    if path is None or format_by_name(path) not in ("csv", "tsv") or task != CLASSIFICATION:
-        return None
-    columns: list[str] | None = read_settings(source.folder).settings.get("text_column")
-    return columns
+def trained_columns(source: models.Source) -> list[str]:
+    """Return the columns of texts on which a classifier was trained, none where they are not known."""
+    saved = read_settings(source.folder).settings
+    task = TASKS.get(saved.get("glue_task", ""))
+    return [*task.columns] if task else saved.get("text_column") or []
+
+
+def default_columns(source: models.Source, path: Path | None, task: str) -> list[str] | None:
+    """Return the columns in which a .csv or .tsv has the texts for a classifier, None for the usual ones."""
+    is_table = path is not None and format_by_name(path) in TABLES
+    return trained_columns(source) or None if is_table and task == CLASSIFICATION else None
 
 
 def warn_of_single_texts(source: models.Source, task: str, inputs: Sequence[Input]) -> None:
     """Print a warning for inputs of one text, if the model is known to be trained on pairs."""
-    saved = read_settings(source.folder).settings
-    columns = saved.get("text_column") or ()
-    if "glue_task" in saved:
-        columns = TASKS[saved["glue_task"]].columns
     alone = sum(not item.fields.get("second") for item in inputs)
-    if task == CLASSIFICATION and len(columns) == 2 and alone:
+    if alone and task == CLASSIFICATION and len(trained_columns(source)) == 2:
         print_error(
             f"warning: {source.folder} was trained on pairs of texts, but {count(alone, 'input')} of "
             f"{len(inputs):,} have no second text; pass --second, or 'second' in JSON lines"

@@ -168,7 +168,8 @@ def test_the_held_out_documents_are_not_trained_on(at_home):
         [row["text"] for row in lines_of(at_home / f"parts/text/{part}.jsonl")]
         for part in text.PARTS
     ]
-    assert [*map(len, parts)] == [15, 7, 8] and len({one for part in parts for one in part}) == 30
+    # One document repeats most of a held-out one.
+    assert [*map(len, parts)] == [15, 7, 7] and len({one for part in parts for one in part}) == 29
 
 
 def test_an_index_for_search_has_the_model_as_published(at_home, capsys):
@@ -196,7 +197,7 @@ def test_a_search_without_a_model_for_sentences_is_refused(words, problem, at_ho
 
 
 def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home):
-    written = [f"{line} {n} {n + 1} {n + 2}" for n, line in enumerate(SENTENCES * 8)]
+    written = [f"{n} {n + 1} {line}" for n, line in enumerate(SENTENCES * 8)]
     (at_home / "book.txt").write_text("\n".join(written) + "\n")
     words = ["init", "book.txt", "book", "--from", "model"]
     assert main([*words, "--documents", "files", "--engine", "jax"]) == 0
@@ -262,7 +263,8 @@ def test_the_length_of_records_suits_nine_of_ten_documents(tmp_path):
 
 def test_the_commands_keep_accents_of_other_languages_and_the_case_of_a_model(at_home):
     line = "Le chat noir était assis près de la fenêtre, et la pluie tombait déjà sur la forêt. "
-    (at_home / "french.jsonl").write_text((json.dumps({"body": line * 4}) + "\n") * 30)
+    rows = [json.dumps({"body": f"{line}Numéro {n}. " * 4}) + "\n" for n in range(30)]
+    (at_home / "french.jsonl").write_text("".join(rows))
     cased = shutil.copytree(at_home / "model", at_home / "cased")
     write_vocabulary(cased, (cased / "vocab.txt").read_bytes(), Normalization(cased=True))
     scripts = {}

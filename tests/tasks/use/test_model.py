@@ -68,8 +68,8 @@ def test_a_mistake_is_told_as_by_the_command(models, capsys):
         (lambda: model.label("the cat"), ConfigError, "texts: is one text; put it into a list"),
         (
             lambda: model.label([("a", "b", "c")]),
-            ConfigError,
-            "has a row of 3 texts; pass texts, or",
+            DataError,
+            "text 1: 'second' is not a string",
         ),
         (lambda: model.embed([("a", "b")]), DataError, "'second' is not read by task embed"),
         (lambda: model.label(["the cat", " "]), DataError, "text 2: is empty"),
