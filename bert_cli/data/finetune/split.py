@@ -54,12 +54,12 @@ def held_out_rows(rows: Rows, strata: Numbers, fraction: float, seed: int) -> np
         # The largest group is trained on. Of equal ones it is the last.
         drawn.remove(max(reversed(drawn), key=sizes.__getitem__))
         room = max(1, int(fraction * sizes[groups].sum() + 0.5))
-        chosen = []
-        for group in drawn:
-            if sizes[group] <= room:
-                chosen.append(group)
-                room -= sizes[group]
-        held[chosen or [*sorted(drawn, key=sizes.__getitem__)[:1]]] = True
+        small = [n for n in drawn if sizes[n] <= room] or sorted(drawn, key=sizes.__getitem__)[:1]
+        taken = 0
+        for group in small:
+            if not taken or taken + sizes[group] <= room:
+                held[group] = True
+                taken += sizes[group]
     if not held.any():
         remedy = "use more examples, or a validation file"
         problem = "no label has two different texts, so none can be held out"

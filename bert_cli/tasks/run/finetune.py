@@ -229,10 +229,6 @@ def _train_seeds(draft: Draft[Settings], task: Task) -> bool:
     begin = draft.start
     orders = [_of_seed(order, order.seed + number) for number in range(order.seeds)]
     folders = [Folder(each.save_ckpt_path) for each in orders]
-    saved = [newest for folder in folders if (newest := folder.newest)]
-    # All seeds are scored on the same texts: on all if a seed began in an older version.
-    is_new = all(HALVES in newest.state.fixed for newest in saved)
-    task = replace(task, halves=task.halves and is_new)
     scored: list[Trained] = []
     for draft.order, folder in zip(orders, folders, strict=True):
         draft.start = replace(begin, folder=folder)

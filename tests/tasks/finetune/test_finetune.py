@@ -133,16 +133,6 @@ def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base,
     assert main(["export", str(run), str(base / "exported"), "--format", "hf"]) == 0
     card = (base / "exported" / "README.md").read_text()
     assert f"| accuracy | {scores['accuracy']:.4f} [" in card
-    capsys.readouterr()
-    # A run of an older version, which chose on all of them, continues to.
-    assert as_before(run, "chosen_on_half") is True
-    (run / "best.json").unlink()
-    assert main(words) == 0
-    out = capsys.readouterr().out
-    assert f"; n {len(rows)}, chosen on the same examples" in out
-    scored = complete_checkpoints(run)[-1]
-    assert json.loads((run / "best.json").read_text())["step"] == int(scored.name[-8:])
-    assert printed_scores(out) == scores_of(run)
 
 
 def test_a_run_without_held_out_texts_can_be_scored_on_a_file_later(base, capsys):
@@ -184,11 +174,6 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     assert last_line(capsys) == scores
     assert main(["predict", str(run), "good"]) == 4
     assert str(run / "seed_5") in capsys.readouterr().err
-    # A seed of an older version chose on all texts, so they all do.
-    assert as_before(run / "seed_5", "chosen_on_half") is True
-    shutil.rmtree(run / "seed_6")
-    assert main(arguments(base, run, *words, "--seeds", "2", **start)) == 0
-    assert json.loads((run / "scores.json").read_text())["accuracy"]["n"] == 17
 
 
 def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypatch):
