@@ -16,7 +16,7 @@ from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.glue import TASKS
 from bert_cli.data.io.files import TABLES, format_by_name
-from bert_cli.data.io.rows import check_text, listed
+from bert_cli.data.io.rows import check_columns, check_text, listed
 from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.heads import SEQUENCE_CLASSIFICATION
@@ -202,9 +202,10 @@ def _of_table(
     needed = columns or kind.FIELDS
     for where, row in tables.table_rows(path, needed, remarks, optional=sorted(_all_fields())):
         if has_others:
+            check_columns(where, needed, row)
             row = {field: row[name] for name, field in field_of.items() if name in row}
         yield input_of(row, where, kind, task)
-    for remark, number in remarks.items():
+    for remark, number in (+remarks).items():
         print_error(f"{path}: {number:,} {remark}")
 
 
@@ -217,8 +218,9 @@ def trained_columns(source: models.Source) -> list[str]:
 
 def default_columns(source: models.Source, path: Path | None, task: str) -> list[str] | None:
     """Return the columns in which a .csv or .tsv has the texts for a classifier, None for the usual ones."""
-    is_table = path is not None and format_by_name(path) in TABLES
-    return trained_columns(source) or None if is_table and task == CLASSIFICATION else None
+    if path is None or format_by_name(path) not in TABLES or task != CLASSIFICATION:
+        return None
+    return trained_columns(source) or None
 
 
 def warn_of_single_texts(source: models.Source, task: str, inputs: Sequence[Input]) -> None:

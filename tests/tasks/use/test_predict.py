@@ -184,6 +184,11 @@ def test_the_rows_of_a_table_are_read_by_columns(models, capsys, tmp_path):
             "names 3 columns for task text-class",
         ),
         (ConfigError, [as_file(tmp_path, "a.txt", "a"), *columns], "no effect on the lines of"),
+        (
+            DataError,
+            [tmp_path / "a.jsonl", *columns[:2]],
+            "has no column 'review', only 'text', 'second'",
+        ),
         (DataError, [tmp_path / "a.xlsx"], "is a spreadsheet, not text; save it as CSV"),
     ):
         with pytest.raises(error, match=message):
