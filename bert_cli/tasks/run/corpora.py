@@ -26,6 +26,7 @@ from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import changed
 from bert_cli.planning.checks import Check, of_vocabulary
+from bert_cli.processes import print_error
 from bert_cli.text import count
 
 if TYPE_CHECKING:
@@ -180,6 +181,9 @@ def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStre
         problem = f"has a vocabulary of {pieces}, but the run's records have {trained}"
         remedy = "make the held-out records with the vocabulary of dataset_dir"
         raise ConfigError(f"{name} ({folder})", problem, remedy)
+    if corpus in stored:
+        problem = "has the records that the run trains on, so its scores show memory, too"
+        print_error(f"warning: {name} ({folder}): {problem}; use records of other text")
     return Reader(source, Batching(size, size))
 
 

@@ -166,7 +166,7 @@ def test_the_vocabulary_of_the_records_is_that_of_the_run(home, tmp_path):
         assert sized_by(unsized) is unsized
 
 
-def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home):
+def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home, capsys):
     size = json.loads((home / "one" / "corpus.json").read_text())["vocab_size"]
     usual = {"dataset_dir": str(home / "one"), "bert_config": {"vocab_size": size}}
     for changes in ({"masking": {"unit": "word"}}, {"max_sequences_per_pack": 3}):
@@ -177,6 +177,11 @@ def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home):
     both = [{"path": str(home / "one")}, {"path": str(home / "static")}]
     mixed = settings_of(**usual | {"dataset_dir": both}, masking={"unit": "word"})
     assert corpora.open_stream(mixed)[0]["input_ids"].shape == (2, 4, 48)
+    # Of a mixture, one part may be what is held out.
+    assert "warning" not in capsys.readouterr().err
+    mixed = settings_of(**usual | {"dataset_dir": both}, validation_dir=str(home / "static"))
+    corpora.open_held_out(mixed, "validation_dir", corpora.RecordFolder)
+    assert "has the records that the run trains on" in capsys.readouterr().err
 
 
 def test_synthetic_examples_of_a_run_are_masked_as_it_is_set():
