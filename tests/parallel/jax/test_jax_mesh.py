@@ -158,7 +158,8 @@ def test_two_processes_sum_wait_for_a_slow_one_and_end_at_different_times(start,
 
 def test_the_coordination_service_ends_with_the_last_rank():
     links = runtime.Links()
-    port = runtime._start_service(2, None, links)
+    processes = Processes(("127.0.0.1:20000", "127.0.0.1:20001"))
+    port = runtime._start_service(processes, "lo", links)
     service = links.service
     try:
         with socket.create_connection(("127.0.0.1", port)):  # that of another rank
