@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # loads NumPy
     from bert_cli.data.search.index import Index
     from bert_cli.tasks.use.model import Model
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 
 
 def load(

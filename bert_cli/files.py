@@ -19,7 +19,14 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TextIO, TypeVar
 
 import google_crc32c
-from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+)
 
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
 from bert_cli.processes import print_line
@@ -30,6 +37,9 @@ JSONObject = dict[str, Any]
 JSON = bool | int | float | str | None | Sequence["JSON"] | Mapping[str, "JSON"]
 Value = TypeVar("Value")
 BLOCK_BYTES = 1 << 20  # read at once for a checksum, the fastest of 64 kB to 16 MB
+FORMAT = 1
+"""The number in every file that a later command reads back: settings.json, corpus.json, manifest.json, state.json and
+the index. Increase it with a change after which such files would be read wrongly."""
 STATE = "state.json"
 OWN_CHECKSUM = "own_crc32c"
 """The file that completes a checkpoint, and the key of a JSON object for the checksum of its other entries."""
@@ -53,6 +63,26 @@ def _check_inner(name: str) -> str:
 
 InnerPath = Annotated[str, AfterValidator(_check_inner)]
 """Path of a file inside the folder of the JSON file that names it, relative to that folder."""
+
+
+# --- the format of files
+
+
+def check_format(where: str, number: object) -> None:
+    """Raise ConfigError for a file whose format is not that of this version."""
+    if number != FORMAT:
+        found = "no format" if number is None else f"format {number}"
+        problem = "was made by another version of bert"
+        raise ConfigError(f"{where} ({found})", problem, "make it again")
+
+
+def _check_own(number: object, info: ValidationInfo) -> object:
+    check_format(str(info.context), number)
+    return number
+
+
+OwnFormat = Annotated[Any, Field(validate_default=True), AfterValidator(_check_own)]
+"""The first field, `format`, of a file of this tool: `read_json` refuses another number before it reads on."""
 
 
 # --- JSON
@@ -86,7 +116,7 @@ def parse_json(
         text = _without_checksum(source, text, error, remedy)
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(kind)
-        value: Value = adapter.validate_json(text)
+        value: Value = adapter.validate_json(text, context=source)
         json_with_unique_keys(text.decode())
     except json.JSONDecodeError as failure:
         raise error(source, failure.msg, "change the file") from None
@@ -182,8 +212,10 @@ def write_output(path: Path, text: str, setting: str) -> None:
 class Checksums(BaseModel):
     """The entries of state.json that verify a checkpoint, and of MADE that verify another folder."""
 
-    crc32c: dict[InnerPath, str] = {}
-    """Checksum of each other file; older checkpoints have none."""
+    format: OwnFormat = None
+
+    crc32c: dict[InnerPath, str]
+    """Checksum of each other file."""
     origin: str = ""
     """What an output folder was made from, by `origin_of`."""
 
@@ -312,7 +344,8 @@ def atomic_folder(path: Path, size: float | None = None, origin: str = "") -> It
             partial.mkdir()
             yield partial
             if origin:
-                made = {"origin": origin, "crc32c": crc32c_of_files(partial)}
+                checksums = crc32c_of_files(partial)
+                made = {"format": FORMAT, "origin": origin, "crc32c": checksums}
                 (partial / MADE).write_text(json.dumps(made, indent=1), encoding="utf-8")
             fsync_paths([*partial.rglob("*"), partial])
             if path.exists():
@@ -346,10 +379,7 @@ def _own_partial(path: Path) -> Iterator[Path]:
 
 
 def origin_of(settings: BaseModel, *inputs: str | Path | None) -> str:
-    """Return a hash of a command's settings but its `out`, and of the names, sizes and times of the inputs' files.
-
-    The order of the settings is a part of it: where one moves, folders of earlier versions are unknown.
-    """
+    """Return a hash of a command's settings but its `out`, and of the names, sizes and times of the inputs' files."""
     values = settings.model_dump()
     out = values.pop("out")
     roots = [Path(name) for name in inputs if name is not None]

@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 from bert_cli.commands import COMMANDS
 from bert_cli.parse.help import help_text
 from bert_cli.parse.load import named_configs, read_config
-from bert_cli.parse.old_names import FORMER, RENAMES
+from bert_cli.parse.old_names import IGNORED, RENAMES, SWITCHES
 from bert_cli.parse.options import LOG_LEVELS
 
 ROOT = Path(__file__).parents[1]
@@ -107,11 +107,9 @@ def old_names() -> str:
 
 def keys_without_effect() -> str:
     """Return a table of config keys that are accepted and have no effect."""
-    rows = [
-        f"| `{old.key}` | {old.why}{'; `false` is an error' if old.values else ''} |"
-        for old in FORMER.values()
-        if old.why and not old.remedy
-    ]
+    rows = [f"| `{key}` | {why} |" for key, why in IGNORED.items()]
+    for key, (words, why) in SWITCHES.items():
+        rows.append(f"| `{key}` | {why}; only `{words[0]}` is accepted |")
     return "\n".join(["| key without effect | reason |", "|---|---|", *rows])
 
 

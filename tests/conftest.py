@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bert_cli.files import FORMAT
+
 LOGICAL_DEVICES = 8
 
 REAL_DATA = Path(os.environ.get("BERT_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -142,7 +144,9 @@ def write_run() -> Callable[..., Path]:
 
     def write(folder: Path, steps: int, total: int = 10, saved: tuple[int, ...] = (), **settings):
         folder.mkdir(parents=True)
-        usual = {"max_predictions_per_seq": 20, "seed": 1, "global_batch": {"replicas": 1}}
+        usual = {"format": FORMAT, "command": "glue" if "glue_task" in settings else "pretrain"}
+        usual |= {"seed": 1, "global_batch": {"replicas": 1}, "masking": {}}
+        usual |= {"optimizer_opts": {"learning_rate": {"warmup_frac": 0.0}}}
         (folder / "settings.json").write_text(json.dumps(usual | settings))
         (folder / "lock").touch()
         same = {"learning_rate": 1e-4, "gradient_norm": 1.0, "tokens_per_second": 640.0}

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bert_cli.config.markers import IfSet, PathOrName, Positional, Recorded, RecordedIfSet
+from bert_cli.config.markers import PathOrName, Positional, Recorded
 from bert_cli.config.settings import OutSettings, SettingError, Settings, Shared, Unless
 from bert_cli.processes import cpu_count
 
@@ -18,18 +18,18 @@ MASK_TOKENS = {(384, 0.15): 56, (512, 0.15): 76}  # by length and fraction, as i
 class TextSettings(Settings):
     """Formats of text files."""
 
-    input_format: RecordedIfSet[
+    input_format: Recorded[
         Literal["auto", "wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
     ] = "auto"
     """Format of the files; `auto` detects it for each. gzip, xz, bzip2 and zstandard are decompressed."""
-    text_field: RecordedIfSet[str] = Field("text", min_length=1)
+    text_field: Recorded[str] = Field("text", min_length=1)
     """Field of JSON lines, or column of CSV, TSV or Parquet, with the text of a document."""
 
 
 class DocumentSettings(Shared):
     """Documents of plain text."""
 
-    documents: RecordedIfSet[Documents] = "blank-lines"
+    documents: Recorded[Documents] = "blank-lines"
     """End of a document in plain text: a blank line, or only the end of its file."""
 
 
@@ -105,7 +105,7 @@ class Masking(Settings):
     """Unit of masking: single tokens, or complete words with all their tokens."""
     probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Fraction of an example's tokens that are masked, at most P tokens."""
-    start_probability: IfSet[Annotated[float, Field(gt=0.0, lt=1.0)]] = None
+    start_probability: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Fraction at the first step; it changes linearly to `probability` at the last step."""
 
     @property
@@ -156,16 +156,16 @@ class ExtractSettings(OutSettings, ExtractorSettings, ExecutorSettings):
 class SplittingSettings(Settings):
     """Sentence splitting and duplicate documents."""
 
-    NEEDS = {"language": ("sentence_splitter", "auto", "punkt", "sentencex")}
+    NEEDS = {"language": ("sentence_splitter", "punkt", "sentencex")}
 
     language: str = "english"
     """Language of the text: its ISO 639 code (en, ja, ...), or NLTK's name (english, german, ...)."""
-    sentence_splitter: Literal["auto", "punkt", "sentencex", "lines"] = "auto"
+    sentence_splitter: Literal["punkt", "sentencex", "lines"] = "sentencex"
     """`sentencex`, `punkt` (NLTK's, with its data for the language), or `lines` for text with one sentence on each
-    line. `auto` uses the splitter of a partly written output folder, otherwise sentencex."""
-    deduplicate: RecordedIfSet[bool] = False
+    line."""
+    deduplicate: Recorded[bool] = False
     """Drop documents that equal an earlier document except for white space."""
-    near_duplicates: RecordedIfSet[float | None] = Field(None, gt=0.0, le=1.0)
+    near_duplicates: Recorded[float | None] = Field(None, gt=0.0, le=1.0)
     """Also drop documents that share at least this fraction of five-word sequences, such as 0.8, with an earlier
     document (needs the extra `near-duplicates`)."""
 
@@ -184,7 +184,7 @@ class PreprocessSettings(
     Example: bert preprocess 'books/*.jsonl.gz' data/sentences --text-field body --deduplicate
     """
 
-    line_breaks: Literal["auto", "keep", "join"] = "auto"
+    line_breaks: Recorded[Literal["auto", "keep", "join"]] = "auto"
     """How to treat hard line breaks within paragraphs, for example from a PDF, a manual or an e-mail: `join` lines and
     words split by a hyphen, `keep` each line, or `auto`, which joins the lines of files that look wrapped."""
 
@@ -216,7 +216,7 @@ class RecipeSettings(Settings):
     """Number of passes over the text, each with different pairs and masks; only for static masking."""
     short_seq_prob: Recorded[float] = Field(0.1, ge=0.0, le=1.0)
     """Fraction of examples with a random shorter target length."""
-    nsp: RecordedIfSet[bool] = True
+    nsp: Recorded[bool] = True
     """Make sentence pairs with a next-sentence label; otherwise single segments of consecutive sentences."""
     whole_word_masking: Recorded[bool] = False
     """Mask complete words with all their tokens; only for static masking."""

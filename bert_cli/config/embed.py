@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bert_cli.config.finetune import UNSCORED, FinetuneSettings, check_once
-from bert_cli.config.markers import Fixed, PathOrName, Taught, Usual
+from bert_cli.config.markers import Fixed, PathOrName, Usual
 from bert_cli.config.settings import SettingError, Settings
 from bert_cli.facts import heads
 from bert_cli.text import count
@@ -35,6 +35,7 @@ class EmbedSettings(FinetuneSettings):
     --validation-file sts-dev.tsv --save-ckpt-path runs/vectors
     """
 
+    COMMAND = "embed"
     HEAD = heads.SENTENCE_EMBEDDING
     NEEDS = {
         "held_out_fraction": [
@@ -50,7 +51,7 @@ class EmbedSettings(FinetuneSettings):
     objective: Fixed[Literal["pairs", "simcse"]] = "pairs"
     """`pairs` of similar texts (van den Oord et al. 2018; Gao, Zhang et al. 2021 for large batches). For unlabelled
     text, `simcse` pairs each text with itself under another dropout mask (Gao, Yao and Chen 2021)."""
-    distillation: Taught[VectorDistillation] = VectorDistillation()
+    distillation: VectorDistillation = VectorDistillation()
     """Learn the vectors of a larger model, instead of an objective."""
     train_file: Path | None = None
     """Training texts: .csv, .tsv, .jsonl or .parquet, also compressed (.gz, .bz2, .xz, .zst); without pairs also .txt

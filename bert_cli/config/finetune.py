@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from bert_cli.config.markers import Collective, Fixed, IfSet, PathOrName, Taught, Usual
+from bert_cli.config.markers import Collective, Fixed, PathOrName, Usual
 from bert_cli.config.settings import Needs, Positive, SettingError, Settings, Unless, as_list
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
@@ -104,7 +104,7 @@ class FinetuneSettings(TrainSettings):
     """Score on the development set after each epoch and at the end, and select the best checkpoint."""
     seeds: Collective[Positive] = 1
     """Number of runs with consecutive seeds, each in a folder seed_*; scores get a mean and standard deviation."""
-    early_stop: Collective[IfSet[Positive]] = None
+    early_stop: Collective[Positive | None] = None
     """End the training after this many evaluations in a row without a better score; by default it reaches its last
     step."""
     cache_dir: Path | None = Path("~/.cache/bert/features")
@@ -147,12 +147,12 @@ class TaskSettings(FinetuneSettings):
 
     NEEDS: ClassVar[Needs] = {"distillation": ["do_training", ("generated_dataset", False)]}
 
-    doc_stride: IfSet[Positive] = None
+    doc_stride: Positive | None = None
     """Read a text of more than max_seq_length tokens in overlapping windows, whose starts are this many tokens apart.
     Each is trained with the text's label, and the text has the mean of their logits; a word of `ner` counts in the
     window where it is most central. By default such a text is truncated, and a sentence of `ner` is cut between
     words."""
-    distillation: Taught[Distillation] = Distillation()
+    distillation: Distillation = Distillation()
     """Soft labels of a larger model for a smaller one."""
 
     def _check(self) -> None:
@@ -186,6 +186,7 @@ class SquadSettings(Answering, TaskSettings):
     --dataset-dir data/squad --save-ckpt-path runs/squad_2
     """
 
+    COMMAND = "squad"
     HEAD = heads.QUESTION_ANSWERING
 
     dataset_dir: Path | None = None
@@ -218,6 +219,7 @@ class GlueSettings(TaskSettings):
     --save-ckpt-path runs/rte --seeds 5
     """
 
+    COMMAND = "glue"
     HEAD = heads.SEQUENCE_CLASSIFICATION
     NEEDS = {"do_test": [UNSCORED, "do_validation", "save_ckpt_path"]}
 
@@ -239,6 +241,7 @@ class NerSettings(TaskSettings):
     --validation-file dev.conll --save-ckpt-path runs/ner --num-epochs 5 --seeds 3
     """
 
+    COMMAND = "ner"
     HEAD = heads.TOKEN_CLASSIFICATION
 
     train_file: Path | None = None
@@ -259,6 +262,7 @@ class ClassifySettings(TaskSettings):
     --label-separator "|" --class-weights balanced --save-ckpt-path runs/several
     """
 
+    COMMAND = "classify"
     HEAD = heads.SEQUENCE_CLASSIFICATION
     NEEDS = {
         "held_out_fraction": [UNSCORED, "do_validation", ("validation_file", None)],
@@ -295,18 +299,18 @@ class ClassifySettings(TaskSettings):
     label_column: Annotated[list[str], BeforeValidator(as_list)] = ["label"]
     """The column of the label. A text may have several: in a list (JSON lines, Parquet), in a text with a
     label_separator, or in a column of 0 and 1 for each label, which are named by repeating the flag."""
-    label_separator: Fixed[IfSet[Annotated[str, Field(min_length=1)]]] = None
+    label_separator: Fixed[Annotated[str, Field(min_length=1)] | None] = None
     """What stands between the labels of a text in its column, such as | in `food|earth`."""
     class_weights: Fixed[
         Annotated[
-            IfSet[Literal["balanced"] | Annotated[dict[str, Weight], Field(min_length=1)]],
+            Literal["balanced"] | Annotated[dict[str, Weight], Field(min_length=1)] | None,
             BeforeValidator(_as_table),
         ]
     ] = None
     """Weights of the labels in the loss, for labels that are not equally frequent: `balanced`, inverse to the number of
     their texts, or a JSON object such as {"spam": 5}, where other labels have 1. Of several labels of a text, the
     weight of a label where the text has it."""
-    few: Fixed[Annotated[bool, Field(exclude_if=lambda few: not few)]] = False
+    few: Fixed[bool] = False
     """For 8 to 100 rows of a label, and a start that was trained for similarity: train the vectors of the start on
     pairs of texts with the same label, at most 320, and compute the classifier by logistic regression."""
     held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1

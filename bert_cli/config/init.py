@@ -13,15 +13,25 @@ from bert_cli.config.settings import (
     OutSettings,
     SettingError,
     Settings,
-    Shared,
 )
 
 
-class GoalSettings(Shared):
-    """What to train, and for how long.
+class InitSettings(
+    DryRunSettings,
+    EngineSettings,
+    DocumentSettings,
+    OutSettings,
+    TextInputSettings,
+    TextSettings,
+):
+    """Choose a training run for a text and this machine, and write its configs and commands.
 
-    A separate class, because `files.origin_of` hashes the fields of `bert init` in their order: elsewhere, these would
-    make the folders of earlier versions unknown.
+    Reads how much text there is, measures how fast this machine trains, and prints what it chooses with the reason.
+    OUT gets the text, divided for training and scoring, the config of the run, and commands.sh, the commands that it
+    prints. With --for search these make an index and ask it; nothing is trained.
+    Example: bert init articles.jsonl mine --from bert-base-uncased --hours 8
+    Example: bert init 'reports/*.txt' mine --documents files --from sentence-transformers/all-MiniLM-L6-v2
+        --for search
     """
 
     NEEDS = {"hours": ("goal", "labels", "fill-mask")}
@@ -39,26 +49,6 @@ class GoalSettings(Shared):
         if self.goal == "search" and self.start is None:
             remedy = "name one that compares texts, such as sentence-transformers/all-MiniLM-L6-v2"
             raise SettingError("from", "names no model, which --for search needs", remedy)
-
-
-class InitSettings(
-    DryRunSettings,
-    EngineSettings,
-    DocumentSettings,
-    GoalSettings,
-    OutSettings,
-    TextInputSettings,
-    TextSettings,
-):
-    """Choose a training run for a text and this machine, and write its configs and commands.
-
-    Reads how much text there is, measures how fast this machine trains, and prints what it chooses with the reason.
-    OUT gets the text, divided for training and scoring, the config of the run, and commands.sh, the commands that it
-    prints. With --for search these make an index and ask it; nothing is trained.
-    Example: bert init articles.jsonl mine --from bert-base-uncased --hours 8
-    Example: bert init 'reports/*.txt' mine --documents files --from sentence-transformers/all-MiniLM-L6-v2
-        --for search
-    """
 
 
 class VerdictSettings(Settings):

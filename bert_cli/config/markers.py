@@ -7,7 +7,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 T = TypeVar("T")
@@ -36,14 +36,6 @@ Untracked = Annotated[T, UNTRACKED]
 RECORDED = "recorded"
 Recorded = Annotated[T, RECORDED]
 """A setting that changes the files of a data step, which its manifest records."""
-RECORDED_IF_SET = "recorded if set"
-RecordedIfSet = Annotated[T, RECORDED_IF_SET]
-"""A recorded setting that older versions lack: only a value other than the default is recorded, so that their folders
-can be continued."""
-IfSet = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
-"""A setting without a default value, which is left out of files while it is not set, as in older versions."""
-Taught = Annotated[T, Field(exclude_if=lambda distillation: distillation.teacher is None)]
-"""Settings of a teacher, which are written only with a teacher."""
 
 
 def marked(settings: type[BaseModel], marker: str) -> set[str]:
@@ -53,12 +45,7 @@ def marked(settings: type[BaseModel], marker: str) -> set[str]:
 
 def recorded(settings: BaseModel) -> dict[str, Any]:
     """Return the settings of a data step that its manifest records, as JSON."""
-    kind = type(settings)
-    names = marked(kind, RECORDED)
-    for name in marked(kind, RECORDED_IF_SET):
-        if getattr(settings, name) != kind.model_fields[name].default:
-            names.add(name)
-    return settings.model_dump(mode="json", include=names)
+    return settings.model_dump(mode="json", include=marked(type(settings), RECORDED))
 
 
 def kinds_of(annotation: Any) -> list[Any]:

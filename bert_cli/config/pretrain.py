@@ -21,6 +21,7 @@ class PretrainSettings(TrainSettings):
     Example: bert pretrain --config pretrain_base_512_phase2 --pretrained-ckpt-path runs/base_128_phase1
     """
 
+    COMMAND = "pretrain"
     HEAD = heads.PRETRAINING
     NEEDS: ClassVar[Needs] = {
         **dict.fromkeys(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bert_cli.config.markers import Collective, Engine, Fixed, IfSet, PathOrName, Untracked, Usual
+from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
 from bert_cli.config.parallel import Cluster, Parallel, Wandb
 from bert_cli.config.settings import (
     Devices,
@@ -64,12 +64,12 @@ class GlobalBatch(Settings):
     """Number of model replicas; they divide the examples of a step."""
     grad_acc_steps_per_replica: Usual[Positive] = 1
     """Number of micro-batches whose gradients a replica accumulates before an update."""
-    examples_per_step: IfSet[Positive] = None
+    examples_per_step: Positive | None = None
     """Examples of a step, instead of grad_acc_steps_per_replica; with micro_batch_size `auto` as a flag, by default
     the number in the config."""
-    start_fraction: IfSet[Annotated[float, Field(gt=0.0, lt=1.0)]] = None
+    start_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Fraction of the accumulation at the first step; the batch grows linearly from there."""
-    growth_frac: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda n: n == 0.5)] = 0.5
+    growth_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Fraction of the run's examples over which the batch grows to its full size."""
 
     @model_validator(mode="before")
@@ -123,11 +123,11 @@ class LearningRate(Settings):
     """Maximum learning rate; with reference_batch_size, the rate for a global batch of that size."""
     warmup_frac: Usual[Annotated[float, Field(ge=0.0, le=1.0)]] = 0.0
     """Fraction of the steps over which the learning rate rises from zero."""
-    warmup_power: Annotated[float, Field(gt=0.0, exclude_if=lambda power: power == 1.0)] = 1.0
+    warmup_power: Annotated[float, Field(gt=0.0)] = 1.0
     """Exponent of the warm-up curve: 1 rises linearly, 0.5 like a square root."""
-    decay_frac: Annotated[float, Field(gt=0.0, le=1.0, exclude_if=lambda n: n == 0.1)] = 0.1
+    decay_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
     """Fraction of the steps, at the end of the run, over which `wsd` decays."""
-    final_fraction: Annotated[float, Field(ge=0.0, lt=1.0, exclude_if=lambda n: n == 0.0)] = 0.0
+    final_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Fraction of the maximum learning rate at the last step of `wsd`."""
     reference_batch_size: Positive | None = None
     """Linear scaling rule: multiply the learning rate by the global batch divided by this number."""
@@ -186,6 +186,8 @@ class TrainSettings(Settings):
     }
     HEAD: ClassVar[Head]
     """The head that the command trains."""
+    COMMAND: ClassVar[str]
+    """The command that trains, also of settings that plan, measure or check a run."""
     SAVES = True
     about: Untracked[About | None] = None
     """Description of this config, printed when the run starts."""
@@ -195,7 +197,7 @@ class TrainSettings(Settings):
     """Sequence length of an example."""
     global_batch: Collective[GlobalBatch]
     """Examples of a step."""
-    num_epochs: Usual[IfSet[Annotated[float, Field(gt=0.0)]]] = None
+    num_epochs: Usual[Annotated[float, Field(gt=0.0)] | None] = None
     """Number of epochs. An epoch is one pass over the records; for a mixture, as many examples as all its corpora have
     together. The copies of an example in static records (duplication_factor) count separately."""
     total_num_train_samples: Usual[Positive | None] = None
@@ -232,7 +234,7 @@ class TrainSettings(Settings):
     """Print a line every N steps; metrics.jsonl has every step."""
     evaluate_every_steps: Collective[Positive | None] = None
     """Evaluate every N steps and at the end."""
-    baselines: Untracked[Annotated[bool, Field(exclude_if=lambda is_on: is_on)]] = True
+    baselines: Untracked[bool] = True
     """Compare the last scores with what a person would use instead, learned from the same training examples: the most
     frequent label, regression on words, BM25, the frequencies of tokens. It takes some ten seconds."""
     tensorboard_dir: Untracked[Path | None] = None

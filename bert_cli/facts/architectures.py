@@ -155,24 +155,16 @@ def head_of_class(name: str) -> Head | None:
 
 
 def shape_of(values: Mapping[str, Any], context: object = None) -> BertConfig:
-    """Return the shape that settings describe. Raises SettingError or ValidationError, both a ValueError.
-
-    Fields of other architectures must have their defaults: the settings.json of older runs of BERT lists those of
-    GroupBERT.
-    """
+    """Return the shape that settings describe. Raises SettingError or ValidationError, both a ValueError."""
     name = values.get("architecture", BertConfig().architecture)
     if not isinstance(name, str) or name not in ARCHITECTURES:
         expected = " or ".join(map(repr, ARCHITECTURES))
         raise SettingError("architecture", f"got {name!r}", f"input should be {expected}")
     shape = ARCHITECTURES[name].shape
-    fields = fields_of(BertConfig)
-    foreign = {*values} & ({*fields} - {*shape.model_fields})
-    for field in sorted(foreign):
-        if str(values[field]) != str(fields[field].default):
-            problem = f"has no effect with architecture {name!r}"
-            raise SettingError(field, problem, "leave it out or change architecture")
-    known = {field: value for field, value in values.items() if field not in foreign}
-    return shape.model_validate(known, context=context)
+    for field in sorted({*values} & ({*fields_of(BertConfig)} - {*shape.model_fields})):
+        problem = f"has no effect with architecture {name!r}"
+        raise SettingError(field, problem, "leave it out or change architecture")
+    return shape.model_validate(values, context=context)
 
 
 def fields_of(group: type[BaseModel]) -> Mapping[str, FieldInfo]:

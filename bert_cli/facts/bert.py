@@ -6,7 +6,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import pydantic
 from pydantic import Field
 
 from bert_cli.config.markers import Hidden
@@ -130,16 +129,3 @@ class BertConfig(Settings):
             if size % number:
                 problem = f"{number} does not divide {of} ({size})"
                 raise SettingError(name, problem, "choose a number that does")
-
-    @pydantic.model_serializer(mode="wrap")
-    def _write_architecture(self, handler: Any, info: pydantic.SerializationInfo) -> JSONObject:
-        """Leave `bert` out, so that runs from before `architecture` was a setting resume.
-
-        Other architectures are always written.
-        """
-        values: JSONObject = handler(self)
-        if self.architecture == "bert" and not info.exclude_unset:
-            values.pop("architecture", None)
-        if self.architecture != "bert" and info.exclude_unset:
-            values["architecture"] = self.architecture
-        return values

@@ -51,8 +51,8 @@ class Head(Block):
     the class `AutoModel...` of transformers that opens it."""
     needs: tuple[str, ...] = ()
     """Parts without which a model cannot be used for the task; none if the encoder is enough."""
-    commands: Mapping[str, str] = field(default_factory=dict)
-    """Command that trains the head -> a setting that identifies its settings.json."""
+    commands: tuple[str, ...] = ()
+    """Commands that train the head."""
     is_per_position: bool = False
     """Whether the head has logits per position [B, S, ...] instead of per example [B, ...]."""
     has_label_names: bool = False
@@ -121,7 +121,7 @@ PRETRAINING = Head(
     needs=("heads/masked_lm",),
     predictor="bert_cli.tasks.use.predictions:FillMask",
     is_per_position=True,
-    commands={"pretrain": "max_predictions_per_seq"},
+    commands=("pretrain",),
 )
 QUESTION_ANSWERING = Head(
     name="qa_head",
@@ -136,7 +136,7 @@ QUESTION_ANSWERING = Head(
     hf_classes=("BertForQuestionAnswering",),
     needs=("qa_head",),
     predictor="bert_cli.tasks.use.predictions:QuestionAnswering",
-    commands={"squad": "max_query_length"},
+    commands=("squad",),
     is_per_position=True,
     outputs=2,
     synthetic="bert_cli.data.finetune.synthetic:span_labels",
@@ -153,7 +153,7 @@ SEQUENCE_CLASSIFICATION = Head(
     hf_classes=("BertForSequenceClassification",),
     needs=("glue_head", "pool"),
     predictor="bert_cli.tasks.use.predictions:TextClassification",
-    commands={"glue": "glue_task", "classify": "label_column"},
+    commands=("glue", "classify"),
     has_label_names=True,
 )
 MEAN_CLASSIFICATION = replace(
@@ -180,7 +180,7 @@ TOKEN_CLASSIFICATION = Head(
     hf_classes=("BertForTokenClassification",),
     needs=("token_head",),
     predictor="bert_cli.tasks.use.predictions:TokenClassification",
-    commands={"ner": "num_epochs"},
+    commands=("ner",),
     is_per_position=True,
     has_label_names=True,
     synthetic="bert_cli.data.finetune.synthetic:token_labels",
@@ -189,11 +189,9 @@ SENTENCE_EMBEDDING = Head(
     name="embed_head",
     layer="bert_cli.model.heads:SentenceEmbedding",
     before=(MEAN_POOL.name,),
-    # A decoder in checkpoints of earlier versions, which no command reads.
-    parts={"denoise_head": "denoise_head"},
     task="embed",
     hf_classes=("BertModel",),
-    commands={"embed": "objective"},
+    commands=("embed",),
 )
 LAST_BLOCKS = {
     block.name: block

@@ -20,9 +20,9 @@ from bert_cli.config.markers import POSITIONAL, is_path
 from bert_cli.config.settings import RUN_LENGTHS, SettingError, Settings
 from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.facts.architectures import fields_of
-from bert_cli.files import OWN_CHECKSUM, JSONObject, read_json
+from bert_cli.files import OWN_CHECKSUM, JSONObject, check_format, read_json
 from bert_cli.parse.help import help_text
-from bert_cli.parse.old_names import FORMER, adapt, instead_of, our_name, why_no_effect
+from bert_cli.parse.old_names import adapt, instead_of, our_name, why_no_effect
 from bert_cli.parse.options import flag_of, parse_words, sections_of, split_at_dashes
 from bert_cli.parse.removed import removed_setting
 from bert_cli.processes import print_help
@@ -92,6 +92,10 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
         raise ConfigError(f"extends ({names})", "a config extends itself", remedy)
     remedy = "a config is one JSON object {...}"
     raw = read_json(path, JSONObject, ConfigError, remedy)
+    number = raw.pop("format", None)
+    if number is not None or OWN_CHECKSUM.encode() in path.read_bytes():  # a run wrote it
+        check_format(str(path), number)
+        raw.pop("command", None)
     dotted = next((name for name in raw if "." in name), None)
     if dotted is not None:
         raise ConfigError(f"{dotted} ({path})", "a file nests its settings", "write {...: {...}}")
@@ -102,7 +106,7 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     below = Loaded({})
     if parent:
         below = read_config(find_config(parent, f"extends in {path}", path.parent), chain)
-    file = _rename(raw, str, is_recorded=OWN_CHECKSUM.encode() in path.read_bytes())
+    file = _rename(raw, str)
     if "about" not in file.values:
         # The description of the extended file does not hold for the file that extends it.
         values = {name: value for name, value in below.values.items() if name != "about"}
@@ -128,12 +132,10 @@ def _over(below: Loaded, above: Loaded) -> Loaded:
     )
 
 
-def _rename(
-    raw: Mapping[str, object], shown: Callable[[str], str], *, is_recorded: bool = False
-) -> Loaded:
+def _rename(raw: Mapping[str, object], shown: Callable[[str], str]) -> Loaded:
     """Return the values of a file or a command line under our keys; keys without effect are left out.
 
-    `shown` returns the form in which a key was given; `is_recorded` says that a run wrote the file.
+    `shown` returns the form in which a key was given.
     Raises ConfigError for a setting under two names.
     """
     values: JSONObject = {}
@@ -144,16 +146,14 @@ def _rename(
         new = our_name(old)
         if new == "parallel" and value == "auto":
             new = "parallel.layout"
-        reason = why_no_effect(new, value, is_recorded=is_recorded)
+        reason = why_no_effect(new, value)
         if reason is not None:
-            no_effect |= {shown(old): reason} if reason and value is not None else {}
+            no_effect |= {shown(old): reason} if value is not None else {}
         elif new == old or old == "parallel":
             values = merge(values, _nest(new, value))
         else:
             second = new if new in keys else renamed.get(new)
             if second is not None:
-                if value in (None, keys[second]):
-                    continue
                 problem = f"is the old name of {shown(new)}, which is also set ({shown(second)})"
                 raise ConfigError(shown(old), problem, "use one of them")
             renamed[new] = old
@@ -340,9 +340,6 @@ def _setting_error(
     message = item["msg"].removeprefix("Value error, ")
     if isinstance(error, SettingError):
         return ConfigError(where, error.problem, error.remedy)
-    former = FORMER.get(f"{path}={item['input']}")
-    if former is not None:
-        return ConfigError(f"{where} {item['input']!r}", former.why, former.remedy)
     if item["type"] == "extra_forbidden":
         return ConfigError(where, *_unknown_setting(steps, known))
     if item["type"] == "missing":

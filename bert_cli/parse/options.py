@@ -230,7 +230,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     if not all(option.flags for option in options):
         # A word after a switch is a positional argument, not the value of the switch.
         switches = {option.flags[0] for option in options if option.flags and not option.takes}
-        switches |= {flag_of(name) for name, takes in ignored.items() if takes == "*"}
+        switches |= set(map(flag_of, ignored))
         before_dashes = [f"{word}=true" if word in switches else word for word in before_dashes]
         before_dashes += texts
     by_key = {
@@ -272,12 +272,10 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     return values
 
 
-def _value_parser(
-    by_key: Mapping[str, Option], ignored: Mapping[str, Literal[1, "*"]]
-) -> argparse.ArgumentParser:
+def _value_parser(by_key: Mapping[str, Option], ignored: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of values: every flag takes a text, and required flags may be missing.
 
-    `ignored` are the last parts of accepted keys that are no settings, with their numbers of words.
+    `ignored` are the last parts of accepted keys that are no settings.
     """
     parser = argparse.ArgumentParser(
         usage="bert",
@@ -302,7 +300,7 @@ def _value_parser(
     for prefix, name in itertools.product(prefixes, ignored):
         key = prefix + name
         if key not in by_key:
-            parser.add_argument(flag_of(key), dest=key, nargs=ignored[name])
+            parser.add_argument(flag_of(key), dest=key, nargs="*")
             parser.add_argument(off_flag_of(key), dest=key, action="store_const", const=["false"])
     return parser
 

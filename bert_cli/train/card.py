@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from bert_cli import __version__
-from bert_cli.config.training import TrainSettings
 from bert_cli.facts.architectures import head_of_class
-from bert_cli.facts.heads import SEVERAL_LABELS, heads
+from bert_cli.facts.heads import SEVERAL_LABELS
 from bert_cli.files import JSONObject, add_to_checkpoint
 from bert_cli.model import hf
 from bert_cli.text import count
@@ -61,14 +60,6 @@ print(run(**{{name: ids.astype("int32") for name, ids in inputs.items()}}))""",
 run = tf.saved_model.load(".").signatures["serving_default"]
 print(run(**{{name: tf.constant(ids, tf.int32) for name, ids in inputs.items()}}))""",
 }
-
-
-def command_of(settings: JSONObject) -> str:
-    """Return the command that trains with these settings, "?" for none."""
-    commands = [pair for head in heads() for pair in head.commands.items()]
-    # A setting that every training run has decides last.
-    commands.sort(key=lambda pair: pair[1] in TrainSettings.model_fields)
-    return next((name for name, setting in commands if setting in settings), "?")
 
 
 def model_card(
@@ -122,9 +113,9 @@ def training_section(state: JSONObject) -> str:
     start = PurePath(settings.get("pretrained_ckpt_path") or "")
     start = start.parent if start.name.startswith("step_") else start
     distillation = settings.get("distillation") or {}
-    command = f"`bert {command_of(settings)}` of bert-cli {__version__}, settings in state.json"
+    command = f"`bert {settings.get('command', '?')}` of bert-cli {__version__}"
     rows = {
-        "command": command,
+        "command": f"{command}, settings in state.json",
         "data": _data(settings, state.get("epoch_size")),
         "starts from": start.name,
         "teacher": PurePath(distillation.get("teacher") or "").name,
@@ -136,14 +127,10 @@ def training_section(state: JSONObject) -> str:
 
 
 def add_section(checkpoint: Path, section: str) -> None:
-    """Add a section to the end of a checkpoint's card, instead of one with its heading.
-
-    A checkpoint of an older version, which has no card, stays as it is.
-    """
+    """Add a section to the end of a checkpoint's card, instead of one with its heading."""
     path = checkpoint / CARD
-    if path.is_file():
-        text = without(path.read_text(encoding="utf-8"), section.partition("\n")[0])
-        add_to_checkpoint(checkpoint, CARD, f"{text}\n{section.rstrip()}\n".encode())
+    text = without(path.read_text(encoding="utf-8"), section.partition("\n")[0])
+    add_to_checkpoint(checkpoint, CARD, f"{text}\n{section.rstrip()}\n".encode())
 
 
 def without(text: str, *headings: str) -> str:

@@ -28,11 +28,13 @@ from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import CheckpointError, DataError, DeviceError
 from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind, Slot
 from bert_cli.files import (
+    FORMAT,
     PARTIAL,
     STATE,
     Checksums,
     JSONObject,
     LockUnsupportedError,
+    OwnFormat,
     atomic_folder,
     crc32c_of_files,
     lock_file,
@@ -107,6 +109,7 @@ class SavedSettings(BaseModel):
     """The settings in a state.json, also in one that another program wrote."""
 
     model_config = ConfigDict(strict=True)
+    format: OwnFormat = None
     fixed: Annotated[JSONObject, AfterValidator(_check_fixed)] = {}
     settings: JSONObject = {}
     versions: dict[str, str] = {}
@@ -116,7 +119,7 @@ def read_settings(folder: Path) -> SavedSettings:
     """Return what state.json of a model's folder says of its settings, nothing where other programs wrote the model."""
     path = folder / STATE
     if not path.is_file():
-        return SavedSettings()
+        return SavedSettings(format=FORMAT)
     return read_json(path, SavedSettings, CheckpointError, "copy it again")
 
 
@@ -133,11 +136,11 @@ class Best(BaseModel):
 
     model_config = ConfigDict(strict=True)
     step: Count
-    metric: str = ""
+    metric: str
     value: float
     """NaN if no score was a number."""
-    scored: Count = 0
-    """The last step that was scored; 0 in older files, which do not have it."""
+    scored: Count
+    """The last step that was scored."""
 
 
 # --- the folder
@@ -222,15 +225,14 @@ def read_best(folder: Path) -> Best | None:
 def write_best(folder: Path, step: int, name: str, value: float) -> None:
     """Write the score of a step, the value of the metric `name`, to best.json if no older checkpoint is as good.
 
-    NaN is worse than any number. A score of another metric, by which an older version chose, is not compared.
+    NaN is worse than any number.
     """
-    best = Best(step=step, value=value)
+    best = Best(step=step, metric=name, value=value, scored=step)
     old = read_best(folder)
-    is_worse = old and old.metric in ("", name) and (value <= old.value or math.isnan(value))
+    is_worse = old and (value <= old.value or math.isnan(value))
     if old and is_worse and (folder / checkpoint_name(old.step)).is_dir():
-        best = old
-    record = {"step": best.step, "metric": name, "value": best.value, "scored": step}
-    write_json_atomically(folder / BEST, with_checksum(record))
+        best = old.model_copy(update={"scored": step})
+    write_json_atomically(folder / BEST, with_checksum(best.model_dump()))
 
 
 def best_checkpoint(folder: Path) -> Path | None:
@@ -266,6 +268,7 @@ def save(
     try:
         with atomic_folder(path, sum(value.nbytes for value in values.values())) as partial:
             record = {
+                "format": FORMAT,
                 "step": state.step,
                 "loss_scale": asdict(state.loss_scale),
                 "fixed": fixed,
@@ -409,8 +412,7 @@ def _differences(old: JSONObject, new: JSONObject, prefix: str = "") -> list[str
         now = new.get(name)
         if isinstance(before, dict) and isinstance(now, dict):
             differences += _differences(before, now, f"{prefix}{name}.")
-        # A switch that an older version did not have was off.
-        elif before != now and (before, now) != (None, False):
+        elif before != now:
             differences.append(f"{prefix}{name}{ORIGINS.get(name, '')} was {before}, is {now}")
     return differences
 

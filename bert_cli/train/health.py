@@ -109,12 +109,10 @@ def find_warning(
 
 def warning_of(run: Run) -> str | None:
     """Return the warning for the last steps of a run's folder; None if it has none, or lacks values for the check."""
-    if (total := run.total_steps) is None:
+    total = run.total_steps
+    if total is None or not run.settings:
         return None
     compared = 2 * compared_steps(total)
     # The end of the file that is read has no more steps; parsing it takes 85 ms.
     steps = compared if compared <= TAIL_STEPS else STEPS
-    try:
-        return find_warning(run.settings, total, run.tail(steps))
-    except (KeyError, TypeError):  # settings or metrics of an older version
-        return None
+    return find_warning(run.settings, total, run.tail(steps))

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bert_cli.errors import DataError
-from bert_cli.files import STATE, JSONObject, is_locked, read_json
+from bert_cli.files import STATE, JSONObject, check_format, is_locked, read_json
 from bert_cli.parse.load import leaves
 from bert_cli.statistics import Score
-from bert_cli.train.card import command_of
 from bert_cli.train.checkpoint import (
     BEST,
     CHECKPOINT,
@@ -40,8 +39,12 @@ class Run:
 
     @cached_property
     def settings(self) -> JSONObject:
-        """Return settings.json, empty if there is none."""
-        return _read_object(self.folder / SETTINGS)
+        """Return settings.json, empty if there is none. Raises ConfigError for one of another format."""
+        path = self.folder / SETTINGS
+        settings = _read_object(path)
+        if settings:
+            check_format(str(path), settings.pop("format", None))
+        return settings
 
     @cached_property
     def flat_settings(self) -> JSONObject:
@@ -51,7 +54,7 @@ class Run:
     @property
     def kind(self) -> str:
         """Return the command, with the task if it has several: `pretrain`, `glue mrpc`."""
-        command = command_of(self.settings)
+        command = str(self.settings.get("command", "?"))
         if command == "glue":
             return f"glue {self.settings['glue_task'] or ''}".rstrip()
         return "squad 2.0" if command == "squad" and self.settings.get("version_2") else command
@@ -141,7 +144,7 @@ class Run:
     def scores(self) -> dict[str, float]:
         """Return the held-out scores of scores.json, else the best score of best.json."""
         best = _read_object(self.folder / BEST)
-        name = str(best.get("metric", best.get("figure", "score")))  # "figure" in older runs
+        name = str(best.get("metric", "score"))
         for rows in (_read_object(self.folder / SCORES), {name: best.get("value")}):
             scores = {name: finite for name in rows if (finite := _finite(rows[name])) is not None}
             if scores:
@@ -150,7 +153,7 @@ class Run:
 
     @cached_property
     def intervals(self) -> dict[str, Score]:
-        """Return the scores with their intervals, none in older runs."""
+        """Return the scores with their intervals."""
         stored = _read_object(self.folder / SCORES).get(INTERVALS, {})
         scores = self.scores
         return {name: Score.of(scores[name], stored[name]) for name in stored if name in scores}

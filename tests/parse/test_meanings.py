@@ -115,9 +115,6 @@ MEANINGS: Meanings = {
         ("pretrain", JAX | {"parallel": {"tensor": [2]}}, "parallel.tensor_shape", (2, 1)),
         ("pretrain", JAX | {"parallel": {"tensor": [2, 3]}}, "parallel.tensor_shape", (2, 3)),
     ],
-    "a former switch is accepted while off": [
-        ("export model out --format saved-model --no-texts", {}, "format", "saved-model"),
-    ],
 }  # fmt: skip
 
 

@@ -9,11 +9,7 @@ from support.orders import Meanings, order, refusal, rows_of, value_of
 from support.settings import RUN
 
 from bert_cli.cli import main
-from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.errors import ConfigError
-from bert_cli.files import with_checksum, write_json_atomically
-from bert_cli.parse.load import load_file
-from bert_cli.parse.old_names import FORMER, RENAMES
+from bert_cli.parse.old_names import IGNORED, RENAMES, SWITCHES
 from bert_cli.planning.workload import workload_of
 
 ADAM = {"schedule_name": "up_down", "max_learning_rate": 2e-5, "warmup_frac": 0.1}
@@ -84,7 +80,7 @@ def text_at(settings, where: str) -> str:
 def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name):
     settings, found = loaded(name)
     batch = CONFIGS[name]["global_batch"]
-    assert settings.global_batch.model_dump() == batch
+    assert settings.global_batch.model_dump(exclude_unset=True) == batch
     product = batch["replicas"] * batch["micro_batch_size"] * batch["grad_acc_steps_per_replica"]
     assert workload_of(settings).batch.examples == product
     given = [block for stage in CONFIGS[name]["ipu_config"]["pipeline_stages"] for block in stage]
@@ -128,7 +124,7 @@ VALUES = {
 
 def test_every_old_name_is_tried():
     tried = {*VALUES, *(old.replace("ipu_config", "parallel") for old in VALUES)}
-    assert set(RENAMES) - tried == {"ipu_config", "splitter", "held_out_share"}
+    assert set(RENAMES) - tried == {"ipu_config"}
 
 
 @pytest.mark.parametrize("old", VALUES)
@@ -153,14 +149,6 @@ def test_two_names_of_a_setting_are_rejected():
     for flags in ("--no-enable-wandb --wandb.enabled", "--no-wandb.enabled --enable-wandb"):
         text = refused(f"pretrain {flags}")
         assert "--enable-wandb: is the old name of --wandb.enabled, which" in text
-
-
-def test_two_names_with_one_value_are_one_setting_as_in_the_settings_of_an_old_run():
-    for old in (None, "runs/a"):
-        settings, _ = loaded("glue", output_dir=old, save_ckpt_path="runs/a")
-        assert str(settings.save_ckpt_path) == "runs/a"
-    text = refused("glue", output_dir="b", save_ckpt_path="runs/a")
-    assert "output_dir: is the old name of save_ckpt_path, which is also set" in text
 
 
 EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
@@ -194,10 +182,6 @@ MEANINGS: Meanings = {
         ("squad --do-training=no --save-ckpt-path a/", SQUAD, "save_ckpt_path", Path("a")),
         ("glue --glue-task mrpc --do-validation true --do-test false", GLUE, "glue_task", "mrpc"),
     ],
-    "other commands have old names, too": [
-        ("preprocess a b --splitter lines", {}, "sentence_splitter", "lines"),
-        ("classify --held-out-share 0.3", {}, "held_out_fraction", 0.3),
-    ],
 }  # fmt: skip
 
 
@@ -213,71 +197,22 @@ def test_a_number_of_executions_that_is_no_number_is_rejected():
         assert "c.json): got " in refused("pretrain", **more)
 
 
-IGNORED = [name for name, old in FORMER.items() if old.why and not old.remedy]
+REASONS = IGNORED | {name: why for name, (_, why) in SWITCHES.items()}
 
 
-@pytest.mark.parametrize("name", IGNORED)
+@pytest.mark.parametrize("name", REASONS)
 def test_a_key_without_effect_is_reported_in_a_file_and_as_a_flag(name):
-    old = FORMER[name]
-    flag = f"--{name.replace('_', '-')}"
-    assert loaded("pretrain", **{name: bool(old.values)})[1].no_effect[name] == old.why
-    words = "true" if old.values else "0.2 0.3"
-    settings, found = loaded(f"pretrain {flag} {words} --seed 5")
-    assert (found.no_effect[flag], settings.seed) == (old.why, 5)
-    if old.values:
-        refusals = [refused(f"pretrain {flag} false"), refused("pretrain", **{name: False})]
-        refusals.append(refused(f"pretrain --no-bert-config.{flag[2:]}"))
-        assert all(f"): {old.why}; leave it out" in text for text in refusals)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("n_best_size", 20, "n_best_size (--n-best-size): is always 20; leave it out"),
-        ("parallel.reduce_bucket_megabytes", 64, "(--parallel.reduce-bucket-megabytes): is always 64; leave it"),
-        ("max_skipped_steps", 20, "a run ends after 20 gradients in a row that are not finite"),
-        ("decay_shape", "1-sqrt", "decay-shape): is always 1-sqrt; leave it out"),
-        ("bert_config.hidden_act", "gelu", "(--bert-config.hidden-act): got '21'; input should be"),
-    ],
-)  # fmt: skip
-def test_a_former_setting_is_accepted_with_the_value_that_it_always_has(key, value, message):
-    group, _, name = key.rpartition(".")
-    flag = f"--{key.replace('_', '-')}"
-    for more in ({}, {group: {name: value}} if group else {name: value}):
-        _, found = loaded(f"squad {flag} {value}", **more)
-        assert not any(name in where for where in found.no_effect)
-    text = refused(f"squad {flag} 21")
-    assert message in text and len(text.splitlines()) == 1
-
-
-def test_a_run_recorded_with_another_value_of_a_former_setting_loads():
-    record = loaded("pretrain")[0].model_dump(mode="json")
-    path = Path("settings.json")
-    write_json_atomically(path, record)
-    settings = load_file(PretrainSettings, path)
-    record |= {"max_skipped_steps": 5, "decay_shape": "1-sqrt"}
-    record["parallel"]["trace"] = "step"
-    write_json_atomically(path, record)
-    with pytest.raises(ConfigError, match=r"trace .*: is always none; leave it out"):
-        load_file(PretrainSettings, path)
-    write_json_atomically(path, with_checksum(record))
-    assert load_file(PretrainSettings, path) == settings
-    again, found = order("pretrain --config settings.json")
-    assert again.parallel == settings.parallel
-    expected = {"max_skipped_steps": "it is always 20", "parallel.trace": "it is always none"}
-    assert found.no_effect == expected
-    write_json_atomically(path, with_checksum(record | {"decay_shape": "linear"}))
-    with pytest.raises(ConfigError, match=r"decay_shape .*: is always 1-sqrt"):
-        load_file(PretrainSettings, path)
-
-
-def test_a_run_from_before_relations_went_loads_without_a_teacher_only():
-    expected, _ = loaded("pretrain")
-    for group in ({}, {"teacher": None}, {"teacher": None, "relations": 1.0}):
-        assert loaded("pretrain", distillation=group)[0] == expected
-    message = refused("pretrain", distillation={"teacher": "runs/large"})
-    assert "c.json): no such setting; leave it out, or finish a pre-training run that" in message
-    assert "distillation" in refused("pretrain", distillation={"relations": 2.0})
+    flag, why = f"--{name.replace('_', '-')}", REASONS[name]
+    (words, *_) = SWITCHES.get(name, (["0.2 0.3"],))
+    is_on = words[0] == "true"
+    assert loaded("pretrain", **{name: is_on})[1].no_effect[name] == why
+    settings, found = loaded(f"pretrain {flag} {words[0]} --seed 5")
+    assert (found.no_effect[flag], settings.seed) == (why, 5)
+    if name in SWITCHES:
+        other = str(not is_on).lower()
+        refusals = [refused(f"pretrain {flag} {other}"), refused("pretrain", **{name: not is_on})]
+        refusals.append(refused(f"pretrain --bert-config.{flag[2:]} {other}"))
+        assert all(f"): {why}; leave it out" in text for text in refusals)
 
 
 def test_stochastic_rounding_of_the_original_needs_float16():

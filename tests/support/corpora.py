@@ -80,7 +80,7 @@ def write_folder(
             writer.write_all(payloads)
     write_vocabulary(folder, "\n".join(pieces).encode() + b"\n", Normalization())
     defaults = {
-        "format": kind,
+        "masking": kind,
         "sequence_length": S,
         "mask_tokens": P,
         "masked_lm_prob": 0.15,

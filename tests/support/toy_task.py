@@ -29,7 +29,7 @@ RECORD = Head(
     hf_classes=("BertForTextLength",),
     needs=("length_head",),
     predictor="support.toy_task:TextLength",
-    commands={"length": "length_unit"},
+    commands=("length",),
     synthetic="support.toy_task:length_labels",
 )
 
@@ -37,6 +37,7 @@ RECORD = Head(
 class LengthSettings(FinetuneSettings):
     """Train the head."""
 
+    COMMAND = "length"
     HEAD = RECORD
     length_unit: int = 1
     """Tokens of a unit of length."""

@@ -10,7 +10,8 @@ from support.metrics import write_metrics
 
 from bert_cli.commands import COMMANDS
 from bert_cli.errors import DataError
-from bert_cli.parse.load import load
+from bert_cli.facts.heads import heads
+from bert_cli.files import FORMAT
 from bert_cli.tasks.look.summary import names_of
 from bert_cli.train.history import Run, open_runs, runs_below
 from bert_cli.train.metrics import jsonl_reporter
@@ -71,15 +72,21 @@ def test_a_run_ends_early_after_so_many_evaluations_behind_the_best(
     assert Run(folder).state == state
 
 
-def test_the_command_of_a_run_follows_from_its_settings(tmp_path):
-    pretraining = ["--config", "pretrain_tiny_128_phase1", "--generated-dataset"]
+def test_the_command_of_a_run_is_in_its_settings(tmp_path):
     assert write_metrics(tmp_path / "none", []).kind == "?"
-    for name in ("pretrain", "squad", "glue", "ner", "classify", "embed"):
-        words = {"pretrain": pretraining, "glue": ["--glue-task", "mrpc"]}.get(name, [])
-        settings, _ = load(COMMANDS[name].settings_class(), words, f"bert {name}")
-        run = write_metrics(tmp_path / name, [])
-        (run.folder / "settings.json").write_text(settings.model_dump_json())
-        assert run.kind == ("glue mrpc" if name == "glue" else name)
+    for values, kind in (
+        ({"command": "ner"}, "ner"),
+        ({"command": "glue", "glue_task": "mrpc"}, "glue mrpc"),
+        ({"command": "squad", "version_2": True}, "squad 2.0"),
+    ):
+        run = write_metrics(tmp_path / kind, [])
+        (run.folder / "settings.json").write_text(json.dumps({"format": FORMAT} | values))
+        assert run.kind == kind
+
+
+def test_the_settings_of_a_training_command_have_its_name():
+    for name in {name for head in heads() for name in head.commands}:
+        assert name == COMMANDS[name].settings_class().COMMAND
 
 
 def test_runs_are_found_below_a_folder_but_not_in_checkpoints_hidden_folders_and_links(
@@ -101,11 +108,11 @@ def test_runs_are_found_below_a_folder_but_not_in_checkpoints_hidden_folders_and
 
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, write_run):
     folder = write_run(tmp_path / "run", 3, saved=(3,))
-    (folder / "best.json").write_text('{"step": 2, "figure": "f1", "value": 0.8}')
+    (folder / "best.json").write_text('{"step": 2, "metric": "f1", "value": 0.8}')
     assert Run(folder).scores == {"f1": 0.8}
     # Fields of another type are ignored.
     (folder / "step_00000003/state.json").write_text('{"fixed": {"total_steps": "ten"}}')
-    (folder / "best.json").write_text('{"value": 1e999, "figure": []}')
+    (folder / "best.json").write_text('{"value": 1e999, "metric": []}')
     assert (Run(folder).total_steps, Run(folder).scores) == (10, {})
     with open(folder / "metrics.jsonl", "ab") as file:
         file.write(b'{"step": 4, "mlm_loss\xff": 1}\n')

@@ -189,7 +189,7 @@ def _folder_report(source: Records) -> JSONObject:
     size = sum(file["bytes"] for file in corpus["files"])
     return {
         "folder": str(source.folder),
-        "format": corpus["format"],
+        "format": corpus["masking"],
         "records": len(source),
         "sequence_length": source.sequence_length,
         "vocab_size": corpus["vocab_size"],

@@ -31,8 +31,6 @@ from bert_cli.text import count
 BLOCK = 1024  # sequences read, masked and packed at once: 15 MB at 512 positions
 USUAL_BLOCK = 8192  # examples of the largest block of a mixture where the weights allow it
 LONGEST_BLOCK = 65536  # weights without a common measure are rounded to fractions of it
-# Part of a mixture's fingerprint: earlier versions repeated examples within an epoch of a corpus.
-NUMBERING = "each corpus in complete epochs"
 
 
 @dataclass(frozen=True)
@@ -226,7 +224,7 @@ class Mixture(ExampleStream):
         # The sources draw by the seed too; a block's order must not equal the order of one of their epochs.
         self._order_seed = int(row_keys(0, "mixture", seed)[0])
         identity = [source.fingerprint for source in self.sources], self.quotas
-        self.fingerprint = f"{hashlib.sha256(repr(identity).encode()).hexdigest()}, {NUMBERING}"
+        self.fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
         """Return the examples at sample indices [n], in this order, as columns [n, ...]."""

@@ -44,7 +44,7 @@ class Records:
         self.folder = folder
         self.corpus = corpus
         self.seed = seed
-        self.is_dynamic: bool = corpus["format"] == "dynamic"
+        self.is_dynamic: bool = corpus["masking"] == "dynamic"
         self.sequence_length: int = sequence_length or corpus["sequence_length"]
         self.predictions: int = predictions or corpus["mask_tokens"]
         """P of a sequence."""

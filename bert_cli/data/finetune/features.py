@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from bert_cli.processes import print_line
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
 POSITIONS_OF_A_TEXT = 8  # a row of S positions holds at most S / 8 texts
 ROWS_IN_A_BATCH = 16  # numbers of rows to choose from; more numbers would be traced more often
-CACHE_FORMAT = 3  # increase it when features are built differently
+CACHE_FORMAT = 4  # increase it when features are built differently
 ENCODED_AT_ONCE = 5_000  # texts; the results of the library take about 100 bytes a token
 
 Numbers = npt.NDArray[np.int64]
@@ -76,13 +76,12 @@ class Features:
         return digest.hexdigest()[:32]
 
     def arrays(self) -> dict[str, Array]:
-        """Return all arrays by name, for a cache or a fingerprint.
-
-        Position labels have their old name: a new one would change the fingerprint in existing checkpoints.
-        """
+        """Return all arrays by name, for a cache or a fingerprint."""
         arrays: dict[str, Array] = {n: getattr(self, n) for n in ("tokens", "segments", "ends")}
         arrays |= {f"labels.{name}": column for name, column in self.labels.items()}
-        arrays |= {f"place_labels.{name}": column for name, column in self.position_labels.items()}
+        arrays |= {
+            f"position_labels.{name}": column for name, column in self.position_labels.items()
+        }
         return arrays if self.owner is None else arrays | {"owner": self.owner}
 
     @staticmethod
@@ -90,7 +89,7 @@ class Features:
         """Return the features that `arrays` hold; arrays with unknown names are ignored."""
         labels, position_labels = (
             {name.removeprefix(group): arrays[name] for name in arrays if name.startswith(group)}
-            for group in ("labels.", "place_labels.")
+            for group in ("labels.", "position_labels.")
         )
         plain = arrays["tokens"], arrays["segments"], arrays["ends"]
         return Features(*plain, labels, position_labels, owner=arrays.get("owner"))
@@ -205,10 +204,9 @@ class FeatureReader(Stream):
     sequence_length: int
     group: int = 1
     """Number of examples that stay together in the random order."""
-    FINGERPRINT_SUFFIX: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        self.fingerprint = self.features.fingerprint + self.FINGERPRINT_SUFFIX
+        self.fingerprint = self.features.fingerprint
         self.epoch_size: int = len(self.features) // self.group
 
     def __getitem__(self, step: int) -> Batch:
@@ -254,9 +252,6 @@ class PackReader(TextReader):
     A row is a pack as in pre-training (Krell et al. 2021, section 3.2). Columns [M, T] have the index of each text in
     the step, -1 for none, and a number of its tokens.
     """
-
-    # Earlier versions padded the same texts, with other dropout masks.
-    FINGERPRINT_SUFFIX = ", packs"
 
     def __getitem__(self, step: int) -> Batch:
         """Return this process' part of the packs of a step, [M, R, S], and their texts [M, T]."""

@@ -7,7 +7,6 @@ folder must not be among the files that are searched.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -53,8 +52,6 @@ def open_text(source: Path, out: Path, reading: Reading, names: Collection[str])
         documents = {part.path: 1 for part in parts if part.format == "plain"}
     refuse_without_effect(parts, names)
     parts = recognise_lines(parts, reading)
-    if all(part.margins is None for part in parts):
-        reading = replace(reading, line_breaks="keep")  # as earlier versions recorded it
     return TextInput(parts, reading, notes, documents, manifest.get("settings", {}))
 
 

@@ -113,6 +113,7 @@ class Marker(BaseModel):
 
 
 class _StepRecord(BaseModel):
+    format: files.OwnFormat = None
     step: str
     settings: JSONObject
 
@@ -122,6 +123,7 @@ class _Output(BaseModel, extra="allow"):
 
 
 class _Manifest(BaseModel, extra="allow"):
+    format: files.OwnFormat = None
     settings: JSONObject = {}
     counts: dict[str, int] = {}
     shards: list[_Output] = []
@@ -143,14 +145,13 @@ class OutputFolder:
         for path in (*self.done.rglob(".*.part"), *self.out.glob(f".{MANIFEST}.*.part")):
             path.unlink(missing_ok=True)  # of a killed run
         self.is_ours = self._check_settings()
-        record: JSON = {"step": step.name, "settings": self.settings}
+        record: JSON = {"format": files.FORMAT, "step": step.name, "settings": self.settings}
         files.write_json_atomically(self.done / "settings.json", record)
 
     def _check_settings(self) -> bool:
         old = recorded_settings(self.out, self.step.name)
         if old is None:
             return False
-        # Later settings are recorded only where they differ from their default.
         was, now = ({name: repr(value) for name, value in s.items()} for s in (old, self.settings))
         changes = ", ".join(
             f"{name} was {was.get(name, 'the default')}, now {now.get(name, 'the default')}"
@@ -252,6 +253,7 @@ def write_manifest(
 ) -> Manifest:
     """Write the manifest of a step, with further `values`; `seconds` and `bytes_read` count this run only."""
     manifest: Manifest = {
+        "format": files.FORMAT,
         "step": step.name,
         "settings": _without_secrets(step.settings),
         "counts": total.counts(),
@@ -357,8 +359,8 @@ def known_checksums(corpus: Path) -> dict[str, str | None]:
     """Return the checksums in a corpus.json by file name, without files that were written since."""
     known = {}
     with suppress(DataError, FileNotFoundError, KeyError, TypeError):
-        older = files.read_json(corpus, JSONObject, DataError, "")
-        for file in older["files"]:
+        before = files.read_json(corpus, JSONObject, DataError, "")
+        for file in before["files"]:
             stat = (corpus.parent / file["name"]).stat()
             if stat.st_size == file["bytes"] and stat.st_mtime_ns < corpus.stat().st_mtime_ns:
                 known[file["name"]] = file.get("crc32c")

@@ -14,7 +14,6 @@ from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple
 
-JOINED_BY = "margins"  # recorded, because earlier versions joined other lines
 COLUMNS = range(30, 201)
 MIN_EVIDENCE = 12  # broken lines
 STRONG_EVIDENCE = 3  # times that a line with a split word or stretched blanks counts

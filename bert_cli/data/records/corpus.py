@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from bert_cli.data.io.manifest import MANIFEST, read_manifest, recorded_step
 from bert_cli.data.random import Ints, Numbers
@@ -21,7 +21,7 @@ from bert_cli.data.records.formats import Batch, DynamicRecords
 from bert_cli.data.records.tfrecord import read_payloads
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, SpecialIds, has_tokenizer, vocabulary_path
 from bert_cli.errors import DataError
-from bert_cli.files import InnerPath, JSONObject, file_crc32c, read_json
+from bert_cli.files import InnerPath, JSONObject, OwnFormat, file_crc32c, read_json
 
 CORPUS = "corpus.json"
 OFFSETS = "corpus.offsets"
@@ -42,12 +42,10 @@ class _RecordFile(_OtherFile):
 
 
 class Corpus(BaseModel, strict=True, extra="allow"):
-    """The fields of corpus.json that the tool reads.
+    """The fields of corpus.json that the tool reads."""
 
-    Older folders lack the fields with a default, or have them under their second alias.
-    """
-
-    format: Literal["static", "dynamic"]
+    format: OwnFormat = None
+    masking: Literal["static", "dynamic"]
     sequence_length: Positions
     mask_tokens: Positions
     masked_lm_prob: float | None
@@ -58,9 +56,7 @@ class Corpus(BaseModel, strict=True, extra="allow"):
     special_ids: SpecialIds
     tokenizer: JSONObject
     files: list[_RecordFile]
-    other_files: Annotated[
-        list[_OtherFile], Field(validation_alias=AliasChoices("other_files", "beside"))
-    ] = []
+    other_files: list[_OtherFile] = []
     records: Count
     fingerprint: str
     next_sentence: bool = True
@@ -91,7 +87,7 @@ def refuse_unfinished(folder: Path) -> None:
 
 def number_of_copies(folder: Path, corpus: JSONObject) -> int | None:
     """Return the duplication factor of static records; None where it is not recorded."""
-    if corpus["format"] != "static":
+    if corpus["masking"] != "static":
         return None
     copies = read_manifest(folder).get("settings", {}).get("duplication_factor")
     return copies if isinstance(copies, int) else None
@@ -187,7 +183,7 @@ class RecordFiles:
     def check_file(self, path: Path) -> int:
         """Check the values of every record of a file, as a run does; return the file's bytes."""
         first, end = self.numbers_of(path)
-        read = self.static if self.corpus["format"] == "static" else self.dynamic
+        read = self.static if self.corpus["masking"] == "static" else self.dynamic
         for start in range(first, end, formats.BLOCK):
             read(np.arange(start, min(start + formats.BLOCK, end)))
         return path.stat().st_size

@@ -37,7 +37,7 @@ from bert_cli.data.tokens.notation import WORDPIECE
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSON, JSONObject, atomic_file, size_of, write_json_atomically
+from bert_cli.files import FORMAT, JSON, JSONObject, atomic_file, size_of, write_json_atomically
 from bert_cli.processes import print_line
 
 INDEX_MANIFEST = "index_manifest.json"  # manifest.json belongs to the step that made the records
@@ -46,7 +46,7 @@ OFFSETS_FRACTION = 0.6  # bytes of corpus.offsets for a byte of the indexes, at 
 
 # Known only to the program that made the records; the rest of corpus.json follows from the files.
 DESCRIPTION = (
-    *("format", "sequence_length", "mask_tokens", "masked_lm_prob", "whole_word_masking"),
+    *("masking", "sequence_length", "mask_tokens", "masked_lm_prob", "whole_word_masking"),
     *("vocab_size", "vocab_sha256", "token_bytes", "special_ids", "tokenizer"),
 )
 # Absent where another tool made the records.
@@ -169,8 +169,9 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     records = sum(file["records"] for file in files)
     if not records:
         raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
-    corpus: JSONObject = {key: description[key] for key in DESCRIPTION}
-    corpus |= {key: description[key] for key in OPTIONAL if key in description}
+    keys = (*DESCRIPTION, *OPTIONAL)
+    corpus: JSONObject = {"format": FORMAT}
+    corpus |= {key: description[key] for key in keys if key in description}
     fingerprint = _fingerprint(corpus, files, digests)
     corpus |= {"files": files, "records": records, "fingerprint": fingerprint}
     sums = checksums(folder, [file["name"] for file in files], before)
@@ -274,7 +275,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
         raise DataError(f"vocab ({vocab})", problem, remedy)
     vocabulary.save(folder)
     sizes = {"sequence_length": length, "mask_tokens": predictions}
-    return describe(vocabulary, format="static", **sizes)
+    return describe(vocabulary, masking="static", **sizes)
 
 
 def _find_vocabulary(name: str) -> Vocabulary:

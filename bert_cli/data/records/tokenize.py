@@ -111,7 +111,7 @@ def run(settings: TokenizeSettings) -> None:
     vocabulary.save(step.out)
     description = describe(
         vocabulary,
-        format=settings.masking,
+        masking=settings.masking,
         sequence_length=recipe.sequence_length,
         mask_tokens=recipe.mask_tokens,
         next_sentence=recipe.has_pairs,

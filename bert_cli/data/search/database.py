@@ -11,9 +11,8 @@ import google_crc32c
 
 from bert_cli.data.search import words
 from bert_cli.errors import DataError
-from bert_cli.files import BLOCK_BYTES
+from bert_cli.files import BLOCK_BYTES, FORMAT, check_format
 
-VERSION = 1
 APPLICATION = 0x62657274  # "bert", which marks the file as an index
 BUSY_SECONDS = 60.0  # while another process commits
 NO_INDEX = "was not made by `bert search make`", "make one with `bert search make INDEX TEXT`"
@@ -45,7 +44,7 @@ CREATE VIEW places AS SELECT passages.id, document, documents.title, path, name,
     THEN '' ELSE ':' || number END AS suffix
     FROM passages JOIN documents ON documents.id = document JOIN files ON files.id = file;
 PRAGMA application_id = {APPLICATION};
-PRAGMA user_version = {VERSION};
+PRAGMA user_version = {FORMAT};
 COMMIT;
 """
 
@@ -88,9 +87,7 @@ def connect(path: Path, writes: bool) -> sqlite3.Connection:
         kind, version = (table.execute(f"PRAGMA {name}").fetchone()[0] for name in kinds)
         if kind != APPLICATION:
             raise DataError(str(path), *NO_INDEX)
-        if version != VERSION:
-            problem = f"is an index of version {version}, and this `bert` reads version {VERSION}"
-            raise DataError(str(path), problem, AGAIN)
+        check_format(str(path), version)
     except BaseException:
         table.close()
         raise

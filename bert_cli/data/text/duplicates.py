@@ -22,7 +22,6 @@ from bert_cli.data.io.documents import marked_lines
 from bert_cli.data.io.files import Outputs, Part, Reading, shard_of
 from bert_cli.data.io.manifest import Stats, Step
 from bert_cli.data.io.runner import Progress, Workers, run_shards
-from bert_cli.data.io.wrapping import JOINED_BY
 from bert_cli.errors import import_extra
 
 FOLDER = ".duplicates"
@@ -51,9 +50,7 @@ def find_duplicates(
 ) -> list[Duplicates]:
     """Return the duplicates in each of the `outputs` of a step; without a threshold none are near-duplicates."""
     with_near = threshold is not None
-    settings = vars(reading) | {"near": with_near, "joined_by": JOINED_BY}
-    if reading.line_breaks == "keep":
-        del settings["line_breaks"], settings["joined_by"]  # earlier versions have no such settings
+    settings = vars(reading) | {"near": with_near}
     names = [Path(f"{output}.hashes") for output, _ in outputs]
     run_shards(
         Step("deduplicate", out / FOLDER, settings, ["rensa"] if with_near else []),

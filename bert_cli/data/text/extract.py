@@ -53,8 +53,7 @@ def run(settings: ExtractSettings) -> None:
     path = find_dump(settings.dump)
     command = _command(settings)
     dump = Dump(path)
-    # The folders of older versions record the former setting expand_templates, too.
-    values: JSONObject = {"expand_templates": False, **recorded(settings)}
+    values: JSONObject = recorded(settings)
     rules: dict[str, str] = {}
     if settings.templates:
         if command:

@@ -19,9 +19,9 @@ from bert_cli.config.markers import recorded
 from bert_cli.data.io import files
 from bert_cli.data.io.documents import Kind, marked_lines
 from bert_cli.data.io.inputs import find_root, open_text
-from bert_cli.data.io.manifest import Shard, Stats, Step, recorded_settings
+from bert_cli.data.io.manifest import Shard, Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
-from bert_cli.data.io.wrapping import CUT, JOINED_BY, NUMBERED, TWO_COLUMNS
+from bert_cli.data.io.wrapping import CUT, NUMBERED, TWO_COLUMNS
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error, print_line
@@ -62,11 +62,9 @@ Split = Callable[[str], list[str]]
 
 def run(settings: PreprocessSettings) -> None:
     """Split files of text. Raises DataError for a file that is not text, and without any sentence."""
-    begun = recorded_settings(settings.out, "preprocess") or {}
-    breaks: str = settings.line_breaks
-    if begun and breaks == "auto":
-        breaks = begun.get("line_breaks", "keep")  # earlier versions joined no lines
-    reading = files.Reading(settings.input_format, settings.text_field, settings.documents, breaks)
+    reading = files.Reading(
+        settings.input_format, settings.text_field, settings.documents, settings.line_breaks
+    )
     text = open_text(settings.input, settings.out, reading, settings.model_fields_set)
     parts, reading, notes = text[:3]
     report_joined_lines("preprocess", parts, reading, "--line-breaks keep splits at each line")
@@ -76,10 +74,11 @@ def run(settings: PreprocessSettings) -> None:
 
         new_signature()  # fails early where rensa is not installed
     outputs = plan_outputs(settings.input, parts, reading)
-    splitter, language = choose_splitter(settings.sentence_splitter, settings.language, begun)
+    splitter = settings.sentence_splitter
+    language = settings.language
     code = language_code(language).partition("-")[0]
     if splitter == "punkt":
-        check_punkt(language, settings.out, begun.get("parameters"))
+        check_punkt(language)
     else:
         load_splitter(splitter, language)  # fails early for a language that is no code
         is_known = code in LANGUAGES["sentencex"] or code in ENDS
@@ -89,14 +88,8 @@ def run(settings: PreprocessSettings) -> None:
         print_line(f"preprocess: {splitter} splits the sentences, language {language}")
     workers = Workers(settings.processes, settings.scheduler)
     shards, dropped = _shards(settings, outputs, reading, workers)
-    parameters = "installed" if splitter == "punkt" else splitter
-    values: JSONObject = {"language": language, "splitter": splitter, "parameters": parameters}
-    is_new = not begun or "abbreviations" in begun  # earlier versions cut after an abbreviation
-    if is_new and splitter != "lines" and code in LISTS["languages"]:
-        values["abbreviations"] = LISTS["version"]
-    listed = code if "abbreviations" in values else ""
-    if reading.line_breaks != "keep":
-        values |= {"line_breaks": reading.line_breaks, "joined_by": JOINED_BY}
+    listed = "" if splitter == "lines" else code
+    values: JSONObject = {"language": language_code(language), "splitter": splitter}
     run_shards(
         Step(
             "preprocess",
@@ -265,13 +258,6 @@ def language_code(language: str) -> str:
     return NLTK_CODES.get(language, language.lower().replace("_", "-"))
 
 
-def choose_splitter(requested: str, language: str, begun: JSONObject) -> tuple[str, str]:
-    """Return the splitter and the language's name; both stay as in an output folder that was begun."""
-    if begun and language_code(begun["language"]) == language_code(language):
-        language = begun["language"]
-    return begun.get("splitter", "sentencex") if requested == "auto" else requested, language
-
-
 def language_of(text: str) -> str | None:
     """Return the code of the language in which a text begins, None for numbers and signs."""
     import py3langid  # loads its model in a second
@@ -334,11 +320,8 @@ def keep_abbreviations(split: Split, language: str) -> Split:
     return join if listed else split
 
 
-def check_punkt(language: str, out: Path, begun_with: str | None) -> None:
-    """Raise DataError without Punkt's data for a language, and for a folder begun with learned parameters."""
-    if begun_with == "learned":
-        problem = "was begun with parameters of Punkt that an earlier version learned from the text"
-        raise DataError(f"out ({out})", problem, "use another folder, or move this one away")
+def check_punkt(language: str) -> None:
+    """Raise DataError without Punkt's data for a language."""
     remedy = "pass --sentence-splitter sentencex and use a new folder"
     if language_code(language) not in NLTK_NAMES:
         raise DataError(f"language ({language})", "NLTK has no Punkt data for it", remedy)

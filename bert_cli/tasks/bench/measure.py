@@ -249,7 +249,7 @@ def _description(settings: BenchRunSettings, job: Job) -> JSONObject:
     values = job.record
     examples = {name: values[name] for name in ("dataset_dir", "train_file") if values.get(name)}
     return {
-        "what": "squad" if isinstance(settings, SquadSettings) else "pretrain",
+        "what": settings.COMMAND,
         "input": "synthetic" if values["generated_dataset"] else examples,
         "examples_per_step": plan.examples_per_step,
         "micro_batch_size": plan.micro_batch_size,

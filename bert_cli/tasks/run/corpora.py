@@ -101,7 +101,7 @@ def open_stream(
     if any(source.is_dynamic for source in stream.sources):
         return stream
     held_out = order.validation_dir and _folder_of(order.validation_dir, "validation_dir")
-    is_for_held_out = held_out and read(held_out).corpus["format"] == "dynamic"
+    is_for_held_out = held_out and read(held_out).corpus["masking"] == "dynamic"
     if order.mask_probabilities or (is_set(order, "masking") and not is_for_held_out):
         listed = ", ".join(str(source.folder) for source in stream.sources)
         problem = f"has no effect on {listed}: static records are already masked"
@@ -174,7 +174,7 @@ def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStre
     folder = _folder_of(order.validation_dir, name)
     size = order.global_batch.micro_batch_size
     corpus = read(folder).corpus
-    source = _open_source(folder, order, read, may_pack=corpus["format"] == "dynamic")
+    source = _open_source(folder, order, read, may_pack=corpus["masking"] == "dynamic")
     stored = _on_disk(order, read)
     trained = stored[0]["vocab_size"] if stored else order.bert_config.vocab_size
     if (pieces := corpus["vocab_size"]) != trained:

@@ -42,7 +42,7 @@ from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import interval
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start, train
-from bert_cli.tasks.run.job import HALVES, Draft, Job, choose_layout, take_devices
+from bert_cli.tasks.run.job import Draft, Job, choose_layout, take_devices
 from bert_cli.tasks.run.models import Source
 from bert_cli.tasks.run.opened import head_of
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
@@ -383,8 +383,6 @@ def _only_score(draft: Draft[Settings], task: Task) -> None:
     source = draft.start.source
     assert source is not None
     work = workload_of(draft.order)
-    saved = checkpoint.read_settings(source.folder)
-    task = replace(task, halves=task.halves and HALVES in saved.fixed)
     engine = assemble.build_engine(work, draft.mesh, task.labels, trains=False)
     new, _ = start.load_weights(source, engine.weights)
     if new:

@@ -36,8 +36,6 @@ from bert_cli.train.loop import StopRequest
 
 NEW = Start(Folder(None), None, None)
 PRETRAINING = Task(labels=2, label_names=None, train=None)
-HALVES = "chosen_on_half"
-"""The fixed value of a run whose checkpoint half of the held-out texts chooses; older runs chose on all."""
 SAMPLE = 8
 """Examples that are read to check the records."""
 
@@ -76,8 +74,8 @@ class Job:
 
     @cached_property
     def record(self) -> JSONObject:
-        """The settings as they are saved."""
-        return self.order.model_dump(mode="json")
+        """The command and its settings, as they are saved."""
+        return {"command": self.order.COMMAND, **self.order.model_dump(mode="json")}
 
     def marked(self, marker: str) -> JSONObject:
         """Return the settings that have a marker, as JSON."""
@@ -96,8 +94,8 @@ class Job:
             "examples_per_step": plan.examples_per_step,
             "total_steps": plan.total_steps,
             "corpus": self.stream.fingerprint,
+            "chosen_on_half": self.task.halves,
             **sizes,
-            **({HALVES: True} if self.task.halves else {}),
         }
 
     @property

@@ -31,7 +31,7 @@ GRAPH = "model.onnx"
 MADE_FROM = "made_from.txt"
 """Beside a graph that agrees with its model: what the graph was made of, and its precision."""
 ENCODER = ("embeddings.", "encoder.layer.")
-HEADS = ("pooler.", "cls.", "qa_outputs.", "classifier.", "denoise_head.")
+HEADS = ("pooler.", "cls.", "qa_outputs.", "classifier.")
 Graph = Callable[[Mapping[str, Any]], dict[str, Floats]]
 """transformers' inputs [B, S] by name -> its outputs."""
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from bert_cli.config.markers import COLLECTIVE
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
-from bert_cli.files import with_checksum, write_json_atomically
+from bert_cli.files import FORMAT, with_checksum, write_json_atomically
 from bert_cli.parallel.devices import traits_of_results
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_line
@@ -167,5 +167,6 @@ def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
 
     if run.is_first_rank:
         # Written only now: a start that fails must not leave its settings in another run's folder.
-        write_json_atomically(folder / checkpoint.SETTINGS, with_checksum(job.record))
+        record = with_checksum({"format": FORMAT, **job.record})
+        write_json_atomically(folder / checkpoint.SETTINGS, record)
     return save

@@ -327,8 +327,7 @@ def _score_resumed(run: Run) -> bool:
     if not job.task.best or job.evaluate is None or step == 0:
         return True
     best = checkpoint.read_best(job.folder) if run.is_first_rank else None
-    # Older files name only the best step.
-    scored = run.engine.group.broadcast([(best.scored or best.step) if best else 0])[0]
+    scored = run.engine.group.broadcast([best.scored if best else 0])[0]
     if not Every(steps=job.evaluate_every, last_step=last).due(step) or scored >= step:
         return True
     info = Info(step, {}, {}, 0.0)

@@ -200,7 +200,7 @@ def test_an_example_has_the_pieces_of_its_words_joined_and_its_predictions_in_br
 def test_static_records_of_one_copy_are_warned_of(tmp_path, capsys):
     folder = make_records(tmp_path / "one", [texts(100)], "static")
     assert report_of(capsys, folder)["copies"] is None
-    manifest = {"step": "tokenize", "settings": {"duplication_factor": 1}, "shards": []}
+    manifest = {"format": 1, "settings": {"duplication_factor": 1}, "shards": []}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert "every epoch has the same masks" in inspected(capsys, folder)
 

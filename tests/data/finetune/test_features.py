@@ -190,8 +190,6 @@ def test_padded_texts_have_the_batches_of_other_tasks_with_an_index_and_a_number
     assert len(set(batch["text_numbers"].ravel().tolist())) == 15
     assert all(np.array_equal(batch[name], column) for name, column in plain[0].items())
     assert complete.fingerprint == plain.fingerprint
-    packed = features.PackReader(examples, Batching(8, 4), 7, 64, 2)
-    assert packed.fingerprint != plain.fingerprint
 
 
 def test_packs_have_every_text_of_a_step_once_in_every_process():

@@ -136,17 +136,6 @@ def test_without_next_sentences_every_token_is_in_one_segment_and_records_say_so
     assert records.tokens.tolist() == ids[arrays["input_mask"] == 1].tolist()
 
 
-def test_a_folder_of_an_earlier_version_can_be_continued(tmp_path, pieces):
-    """Its settings name none of the new ones, and neither do ours where they are the default."""
-    source = write(tmp_path / "in" / "a", documents())
-    out = make(source, tmp_path / "out", pieces)
-    new = {"nsp", "input_format", "text_field", "documents", "executor", "scheduler"}
-    assert not new & read_manifest(out)["settings"].keys()
-    split(source, tmp_path / "sentences")
-    recorded = {"language": "english", "splitter": "lines", "parameters": "lines"}
-    assert read_manifest(tmp_path / "sentences")["settings"] == recorded
-
-
 def test_a_warning_names_lines_that_are_too_long_for_pairs(tmp_path, pieces, capsys):
     sentences = documents(count=10)
     lines = [[" ".join(document) for _ in range(2)] for document in sentences]

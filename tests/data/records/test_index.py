@@ -19,7 +19,7 @@ from bert_cli.data.records.tfrecord import RecordWriter
 from bert_cli.errors import DataError
 
 DESCRIBED = {
-    "format": "static",
+    "masking": "static",
     "sequence_length": 8,
     "mask_tokens": 2,
     "masked_lm_prob": 0.15,
@@ -217,14 +217,16 @@ def test_the_fingerprint_changes_with_what_the_records_are_and_with_nothing_else
 
 def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_command(tmp_path):
     write_records(tmp_path / "a.tfrecord", 4)
-    (tmp_path / "corpus.json").write_text('{"format": "static"}')
+    (tmp_path / "corpus.json").write_text('{"format": 1, "masking": "static"}')
     with pytest.raises(DataError, match=r"corpus\.json.*`bert index .* --vocab vocab\.txt`"):
         read_corpus(tmp_path)
     (tmp_path / ".done").mkdir()
     for refused in (read_corpus, index):
         with pytest.raises(DataError, match="output of `bert tokenize` is not complete"):
             refused(tmp_path)
-    (tmp_path / ".done" / "settings.json").write_text('{"step": "tokenize", "settings": {}}')
+    (tmp_path / ".done" / "settings.json").write_text(
+        '{"format": 1, "step": "tokenize", "settings": {}}'
+    )
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(DataError, match=r"move it away and run the same `bert tokenize` again"):
         read_corpus(tmp_path)
@@ -303,7 +305,7 @@ def test_records_of_another_tool_are_described_by_the_first_one_and_the_vocabula
     vocab.write_text("\n".join(PIECES) + "\n")
     index(folder, vocab)
     corpus = read_corpus(folder)
-    expected = {"records": 6, "format": "static", "sequence_length": 8, "mask_tokens": 2}
+    expected = {"records": 6, "masking": "static", "sequence_length": 8, "mask_tokens": 2}
     expected |= {"vocab_size": 10, "special_ids": DESCRIBED["special_ids"]}
     assert {key: corpus[key] for key in expected} == expected
     assert (folder / "vocab.txt").read_bytes() == vocab.read_bytes()

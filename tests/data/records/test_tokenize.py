@@ -110,7 +110,9 @@ def test_files_of_one_document_each_are_bundled(tmp_path, monkeypatch):
 
 def write_manifest(folder, counts):
     shards = [{"output": name, "documents": count} for name, count in counts.items()]
-    (folder / "manifest.json").write_text(json.dumps({"step": "preprocess", "shards": shards}))
+    (folder / "manifest.json").write_text(
+        json.dumps({"format": 1, "step": "preprocess", "shards": shards})
+    )
 
 
 def test_the_manifest_says_which_files_have_one_document(home, tmp_path, capsys):
@@ -213,7 +215,13 @@ def test_the_folder_holds_records_indexes_tokenizer_and_a_description(home, stat
     assert names == records | others | {"manifest.json"}
     assert all(read_index(path) is not None for path in static.glob("*.tfrecord"))
     corpus, vocabulary = read_corpus(static), read_vocabulary(static / "vocab.txt")
-    expected = {"format": "static", "sequence_length": S, "mask_tokens": P, "token_bytes": 2}
+    expected = {
+        "format": 1,
+        "masking": "static",
+        "sequence_length": S,
+        "mask_tokens": P,
+        "token_bytes": 2,
+    }
     expected |= {"special_ids": {"pad": 1, "unk": 2, "cls": 4, "sep": 5, "mask": 3}}
     expected |= {"vocab_size": len(PIECES), "vocab_sha256": vocabulary.sha256}
     assert {name: corpus[name] for name in expected} == expected

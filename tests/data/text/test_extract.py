@@ -345,19 +345,6 @@ def test_templates_of_ones_own_are_filled_and_recorded(tmp_path):
         run(source, tmp_path / "with", templates=file, **{"with": "cat"})
 
 
-def test_the_former_flag_for_templates_is_accepted_while_off(tmp_path, capsys):
-    source = dump(tmp_path / "dump.xml", articles(1))
-    out = str(tmp_path / "out")
-    for flag in ("--no-expand-templates", "--expand-templates=false"):
-        assert cli.main(["extract", flag, str(source), out]) == 0
-    # As in the folders of older versions, which had the setting.
-    assert '"expand_templates": false' in (tmp_path / "out" / "manifest.json").read_text()
-    for command in ("extract", "data"):
-        assert cli.main([command, "--expand-templates", str(source), out]) == 2
-        message = "(--expand-templates): is always false; pass --with wikiextractor, or --templates"
-        assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("size", [200_000, 2_600_000])
 def test_a_disk_that_fills_ends_an_extraction_with_path_and_missing_bytes(
     tmp_path, small_disk, monkeypatch, size

@@ -147,7 +147,7 @@ def test_english_abbreviations_and_quotes(shared_data, tmp_path, monkeypatch):
         'He said "Stop it."\nThen he left.\n"Why?"\nshe asked.\nIt cost $3.50 (about £2).\n'
         "History.\n"
     )
-    assert manifest["settings"]["parameters"] == "installed" and manifest["notes"] == []
+    assert manifest["settings"]["splitter"] == "punkt" and manifest["notes"] == []
     assert manifest["versions"]["nltk"] == "3.10.4"
     # NLTK's data have the name of the language, which the code stands for.
     run(source, tmp_path / "code", sentence_splitter="punkt", language="en")
@@ -157,7 +157,7 @@ def test_english_abbreviations_and_quotes(shared_data, tmp_path, monkeypatch):
     monkeypatch.setattr("nltk.data.path", [])
     preprocess.load_splitter.cache_clear()
     with pytest.raises(DataError, match="Punkt's data are not installed"):
-        run(source, tmp_path / "out")
+        run(source, tmp_path / "out", sentence_splitter="punkt")
 
 
 def test_without_data_punkt_is_refused_with_what_to_do(bare):
@@ -175,17 +175,6 @@ def test_without_data_punkt_is_refused_with_what_to_do(bare):
         with pytest.raises(DataError, match=message):
             run(source, bare / "out", sentence_splitter="punkt", language=language)
     assert not (bare / "out").exists()
-
-
-def test_a_folder_with_parameters_learned_by_an_earlier_version_is_refused(bare):
-    source = corpus(bare / "in", wiki_00=doc("A", "One. Two."))
-    (bare / "out/.done").mkdir(parents=True)
-    settings = {"language": "english", "splitter": "punkt", "parameters": "learned"}
-    record = {"step": "preprocess", "settings": settings}
-    (bare / "out/.done/settings.json").write_text(json.dumps(record))
-    for more in ({}, {"sentence_splitter": "punkt"}):
-        with pytest.raises(DataError, match=r"learned from the text; use another folder, or move"):
-            run(source, bare / "out", **more)
 
 
 def test_a_file_whose_name_is_not_utf8_is_refused_before_the_work(tmp_path):
@@ -213,25 +202,15 @@ def test_the_splitter_is_sentencex_also_where_the_data_of_punkt_are_installed(
     monkeypatch.setattr(preprocess, "check_punkt", lambda *_: None)
     (bare / "in.txt").write_text("Herr Dr. Maier kam. Er ging.\n\nDas war es.\n")
     manifest = run(bare / "in.txt", bare / "out", language="german")
-    recorded = {"language": "german", "splitter": "sentencex", "parameters": "sentencex"}
-    assert manifest["settings"] == recorded
+    recorded = manifest["settings"]
+    assert (recorded["language"], recorded["splitter"]) == ("de", "sentencex")
     line = "preprocess: sentencex splits the sentences, language german\n"
     assert line in capsys.readouterr().out
     assert written(bare / "out").startswith("Herr Dr. Maier kam.\nEr ging.\n")
-    # A folder that was begun keeps its splitter, also under another name of its language.
+    # A folder can be continued under another name of its language.
     assert run(bare / "in.txt", bare / "out", language="de")["settings"] == recorded
     with pytest.raises(DataError, match="splitter was 'sentencex', now 'punkt'"):
         run(bare / "in.txt", bare / "out", language="de", sentence_splitter="punkt")
-
-
-def test_a_folder_of_an_earlier_version_goes_on_with_its_splitter(bare):
-    source = corpus(bare / "in", wiki_00=doc("A", "One. Two."), wiki_01=doc("B", "One. Two."))
-    before = run(source, bare / "out", sentence_splitter="lines")
-    (bare / "out/AA/wiki_01.txt").unlink()
-    (bare / "out/manifest.json").unlink()
-    after = run(source, bare / "out")
-    assert after["settings"] == before["settings"] and before["settings"]["splitter"] == "lines"
-    assert (bare / "out/AA/wiki_01.txt").read_text() == "One. Two.\n"
 
 
 SENTENCES = {
@@ -341,26 +320,8 @@ def test_the_same_rule_joins_what_punkt_cut(language):
 )
 def test_the_command_keeps_abbreviations(tmp_path, language, sentences):
     (tmp_path / "in.txt").write_text(sentences.replace("|", " ") + "\n")
-    settings = run(tmp_path / "in.txt", tmp_path / "out", language=language)["settings"]
+    run(tmp_path / "in.txt", tmp_path / "out", language=language)
     assert written(tmp_path / "out").splitlines() == sentences.split("|")
-    assert settings["abbreviations"] == LISTS["version"]
-
-
-def test_a_begun_folder_goes_on_with_the_rule_that_began_it(tmp_path, monkeypatch):
-    source, out = tmp_path / "in.txt", tmp_path / "out"
-    source.write_text("M. Dupont vint. Fin.\n")
-    with monkeypatch.context() as earlier:
-        earlier.setitem(LISTS, "languages", {})
-        begun = run(source, out, language="fr")["settings"]
-    text = written(out)
-    assert text == "M.\nDupont vint.\nFin.\n" and "abbreviations" not in begun
-    for name in ("text_00000.txt", "manifest.json"):
-        (out / name).unlink()
-    assert run(source, out, language="french")["settings"] == begun and written(out) == text
-    run(source, tmp_path / "new", language="fr")
-    monkeypatch.setitem(LISTS, "version", "2")
-    with pytest.raises(DataError, match="abbreviations was '1', now '2'"):
-        run(source, tmp_path / "new", language="fr")
 
 
 def test_other_text_and_languages_are_split_as_before():

@@ -16,7 +16,7 @@ from bert_cli.cli import main
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.tokens.tokenizer import read_tokenizer
-from bert_cli.files import OWN_CHECKSUM, STATE
+from bert_cli.files import STATE
 from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.run import finetune, resolve
@@ -75,23 +75,6 @@ def test_a_run_gives_the_same_numbers_in_every_layout(name, train_pairs, trained
 
 def test_a_stopped_run_continues_bit_for_bit(train_pairs, trained):
     continues_bit_for_bit(trained, lambda run: train_pairs(run, *FOUR_STEPS), 2)
-
-
-def test_a_run_of_an_earlier_version_without_packs_is_refused(
-    train_pairs, trained, tmp_path, capsys
-):
-    shutil.copytree(trained, tmp_path / "run")
-    for checkpoint in complete_checkpoints(tmp_path / "run"):
-        state = json.loads((checkpoint / STATE).read_text())
-        del state[OWN_CHECKSUM]
-        fingerprint = state["fixed"]["corpus"]
-        assert fingerprint.endswith(", packs")
-        state["fixed"]["corpus"] = fingerprint.removesuffix(", packs")
-        (checkpoint / STATE).write_text(json.dumps(state))
-    assert train_pairs(tmp_path / "run", *FOUR_STEPS) == 4
-    message = capsys.readouterr().err
-    assert "corpus (the examples that are read)" in message
-    assert "start a new run in another save_ckpt_path" in message
 
 
 # --- scores and use

@@ -59,16 +59,6 @@ def trained(base):
     return run
 
 
-def as_before(run, name):
-    """Take a fixed value out of the checkpoints of a run, as in an older version, and return it."""
-    for path in run.glob("step_*/state.json"):
-        state = json.loads(path.read_text())
-        value = state["fixed"].pop(name)
-        del state["own_crc32c"]
-        path.write_text(json.dumps(state))
-    return value
-
-
 # --- training and scores
 
 
@@ -221,8 +211,6 @@ def test_the_same_command_scores_what_was_not_scored_and_prints_the_scores_again
     run = shutil.copytree(trained, base / "unscored")
     for name in ("scores.json", "best.json"):
         (run / name).unlink()
-    # As in a run of a version without synthetic examples, whose checkpoints did not mention them.
-    assert as_before(run, "generated_dataset") is False
     assert main(arguments(base, run, "--no-do-validation")) == 0
     assert not (run / "scores.json").exists() and not (run / "best.json").exists()
     monkeypatch.setattr(texts, "encode_texts", None)

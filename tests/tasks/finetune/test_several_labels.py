@@ -185,10 +185,6 @@ def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, tmp_path, c
     assert "texts are 'blame'; always answering 'praise' has an accuracy of 0.9" in out
     assert "confusion of" in out and "macro_f1" in printed_scores(out)
     assert json.loads((tmp_path / "best.json").read_text())["metric"] == "macro_f1"
-    # A score by another metric, of a run that an older version began, is not compared.
-    (tmp_path / "best.json").write_text('{"step": 1, "metric": "accuracy", "value": 1.0}')
-    main(arguments(base, tmp_path, *words, file="rare.jsonl"))
-    assert json.loads((tmp_path / "best.json").read_text())["metric"] == "macro_f1"
 
 
 @pytest.mark.parametrize(

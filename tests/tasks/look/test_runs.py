@@ -19,9 +19,6 @@ def folder(tmp_path, write_run):
     runs = tmp_path / "runs"
     write_run(runs / "base", 8, total=10, saved=(8,))
     mrpc = write_run(runs / "mrpc" / "seed_1984", 10, saved=(10,), glue_task="mrpc")
-    settings = json.loads((mrpc / "settings.json").read_text())
-    del settings["max_predictions_per_seq"]
-    (mrpc / "settings.json").write_text(json.dumps(settings))
     (mrpc / "scores.json").write_text('{"accuracy": 0.8, "f1": 0.86}')
     return runs
 

@@ -106,7 +106,7 @@ def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_
 
 
 def test_a_run_of_fine_tuning_is_averaged_and_not_scored(copied, tmp_path, capsys):
-    (copied / "settings.json").write_text('{"glue_task": "mrpc"}')
+    (copied / "settings.json").write_text('{"format": 1, "command": "glue", "glue_task": "mrpc"}')
     assert average(copied, tmp_path / "out") == 0
     assert "not scored; only runs of pretrain are scored, not glue mrpc" in capsys.readouterr().out
     assert average(copied, tmp_path / "two", "--validation-dir", "x") == 2
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_shape_is_refused(copied, tmp_path, capsys):
     save_file({**tensors, name: tensors[name][1:]}, old / MODEL)
     state = json.loads((old / STATE).read_text())
     del state[OWN_CHECKSUM]
-    (old / STATE).write_text(json.dumps({**state, "crc32c": {}}))  # as in older checkpoints
+    (old / STATE).write_text(json.dumps({**state, "crc32c": {}}))
     assert average(copied, tmp_path / "out") == 4
     error = capsys.readouterr().err
     assert f"{old / MODEL}: differs from step_00000004" in error and name in error

@@ -52,7 +52,7 @@ TEXT = (["truncated", "a byte changed"], "any text is a text")
 PADDED = (["truncated"], "a model may have more rows than pieces")
 FREE = (["a byte changed"], TEXT[1])
 EXISTS = ([*DAMAGES[1:], *OF_JSON], "only whether it exists is read")
-MANIFEST = (["a byte changed", "out of range"], "only its settings are read")
+MANIFEST = (["a byte changed"], "only its settings and its format are read")
 CONFIG = (["missing", "a byte changed", "out of range"], "it has no checksum, and names of its own")
 ON_PURPOSE = {
     ("evaluate", "run/best.json"): UNSCORED,

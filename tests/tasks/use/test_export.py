@@ -193,7 +193,7 @@ def test_a_hugging_face_folder_has_the_model_alone_and_the_code_of_its_card_runs
     model, out = shutil.copytree(models[name], tmp_path / "model"), tmp_path / "out"
     # As a run's checkpoint.
     (model / "optimizer.safetensors").write_bytes(b"moments")
-    (model / "state.json").write_text("{}")
+    (model / "state.json").write_text('{"format": 1, "crc32c": {}}')
     for file in ("config.json", "tokenizer_config.json"):
         described = json.loads((model / file).read_text())
         described["auto_map"] = {"AutoModel": "modeling_foreign.Model"}
