@@ -18,6 +18,7 @@ from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import build_blocks, named_weights
 from bert_cli.tasks.run.models import find_source
 from bert_cli.tasks.run.start import load_weights
+from bert_cli.tasks.run.weight_files import tensorflow_prefix
 
 INDEX = "model.safetensors.index.json"
 
@@ -167,22 +168,17 @@ def test_an_object_checkpoint_of_tensorflow_2_is_refused(model, tmp_path):
 
 
 def test_of_several_checkpoints_the_one_that_tensorflow_names_is_read(tmp_path):
-    (tmp_path / "bert_config.json").write_text('{"hidden_size": 12}')
-    table = np.zeros((2, 2), np.float32)
     for name in ("20.ckpt", "170.ckpt"):
-        names = ["bert/embeddings/word_embeddings"]
-        tf.raw_ops.SaveV2(
-            prefix=str(tmp_path / name), tensor_names=names, shape_and_slices=[""], tensors=[table]
-        )
+        (tmp_path / f"{name}.index").touch()
     with pytest.raises(CheckpointError, match=r"2 checkpoints \(170\.ckpt, 20\.ckpt\)"):
-        find_source(str(tmp_path))
+        tensorflow_prefix(tmp_path)
     state = tmp_path / "checkpoint"
     # As TensorFlow writes it, but in another folder, from which this one was moved.
     state.write_text('model_checkpoint_path: "/elsewhere/20.ckpt"\n')
-    assert find_source(str(tmp_path)).weights == tmp_path / "20.ckpt"
+    assert tensorflow_prefix(tmp_path) == tmp_path / "20.ckpt"
     state.write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match=r"checkpoint: cannot be read \(.*; move it away"):
-        find_source(str(tmp_path))
+        tensorflow_prefix(tmp_path)
 
 
 # --- folders that do not say what they hold, or that say more than is applied
