@@ -256,7 +256,6 @@ ODD_STATES = [
     ({"fixed": [1]}, " (fixed)"),
     ({"fixed": {"micro_batch_size": "8"}}, " (fixed"),
     ({"fixed": {"micro_batch_size": 0}}, " (fixed"),
-    ({"fixed": {"optimizer_opts": []}}, " (fixed"),
     ({"fixed": {"matryoshka": ["8"]}}, " (fixed"),
     ({"settings": [1]}, " (settings)"),
     ({"versions": {"keras": 3}}, " (versions.keras)"),

@@ -203,5 +203,5 @@ def test_an_evaluation_reads_each_example_once_also_those_of_a_partial_micro_bat
     engine.head = SimpleNamespace(COUNTS={}, MEANS={})
     for rank in (0, 1):
         engine.group = SimpleNamespace(rank=rank, world_size=2, all_reduce=list)
-        pretrain.evaluate(engine, stream, 7)
+        pretrain.evaluate(stream, 7, engine)
     assert sorted(reads) == list(range(7))
