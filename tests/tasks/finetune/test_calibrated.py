@@ -21,13 +21,15 @@ from bert_cli.statistics import identify
 from bert_cli.tasks.use import model
 from bert_cli.train.checkpoint import best_checkpoint
 
+LONG = "--num-epochs", 20, "--evaluate-every-steps", 10**6
+"""So long that the model learns the wrong labels too, and is too sure of itself."""
 TEXTS = ["good plot", "bad music awful", "plot music very", "it is a fine good good bad"]
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A model, and reviews of which a fifth have the wrong label."""
-    base = write_base(tmp_path_factory.mktemp("calibrated"), train=160, dev=140)
+    base = write_base(tmp_path_factory.mktemp("calibrated"), train=160, dev=300)
     other = {"negative": "positive", "positive": "negative"}
     for name in ("train", "dev"):
         lines = (base / f"{name}.csv").read_text().splitlines()
@@ -48,7 +50,7 @@ def arguments(base, *more):
 def printed(base):
     """What the training has printed."""
     with redirect_stdout(StringIO()) as out:
-        assert main(arguments(base, "--num-epochs", 6, "--cache-dir", base / "cache")) == 0
+        assert main(arguments(base, *LONG, "--cache-dir", base / "cache")) == 0
     return out.getvalue()
 
 
@@ -156,7 +158,7 @@ def test_the_weights_of_a_checkpoint_stay_and_scoring_it_again_changes_nothing(
 ):
     before = {path: path.read_bytes() for path in best_checkpoint(run).iterdir()}
     scored = (run / "predictions.jsonl").read_bytes()
-    assert main(arguments(base, "--num-epochs", 6, "--cache-dir", base / "cache")) == 0
+    assert main(arguments(base, *LONG, "--cache-dir", base / "cache")) == 0
     only = ["--no-do-training", "--save-ckpt-path", base / "scored", "--pretrained-ckpt-path", run]
     assert main(arguments(base, *only)) == 0
     shown = [line for line in printed.splitlines() if line.startswith("calibration error")]
