@@ -28,15 +28,15 @@ LONGEST_FIRST = (
     "embed_teacher", "start", "several_labels", "processes", "corpora", "jax_features", "jax_mesh", "few", "card",
     "beside_pytorch", "schedules", "embed", "average", "runtimes", "byte_level_model", "wrapping", "init", "bench",
     "data", "launch", "slurm", "trackers", "documents", "embed_loss", "mistakes", "runner", "preprocess", "duplicates",
-    "own_text", "torture", "architectures",
+    "own_text", "torture",
 )  # fmt: skip
 """Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
 
 SLOW_FIRST = (
     "slurm_cluster", "docs", "processes", "jax_features", "jax_layouts", "layouts", "pretrain", "export", "init",
     "faults", "wheel", "plan_command", "scaling", "streams", "finetune", "schedules", "several_labels",
-    "embed", "serve", "beside_pytorch", "windows", "architectures", "embed_teacher", "jax_mesh",
-    "modernbert_commands", "optimizers", "adapt",
+    "embed", "serve", "beside_pytorch", "windows", "embed_teacher", "jax_mesh",
+    "modernbert_commands", "adapt",
 )  # fmt: skip
 """Files that take half a minute or more with `--slow`: one that began late would keep a worker busy alone."""
 

@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 import bert_cli
+from bert_cli.facts.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bert_cli"
@@ -197,6 +198,14 @@ def test_no_variable_stands_for_any_noun():
         stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
         stored -= {"found"} if path.name == "machine.py" else set()  # a key of bert doctor --json
         assert not vague & stored, path
+
+
+def test_no_value_is_compared_with_the_name_of_an_architecture():
+    for path, tree in TREES.items():
+        if path.stem not in ("shape", *ARCHITECTURES):
+            for node in ast.walk(tree):
+                parts = ast.walk(node) if isinstance(node, ast.Compare | ast.MatchValue) else ()
+                assert not {getattr(part, "value", None) for part in parts} & {*ARCHITECTURES}, path
 
 
 def test_a_statement_assigns_one_value():

@@ -128,6 +128,12 @@ def test_the_weights_of_transformers_come_back_byte_for_byte(config, tmp_path):
         kept = {name: value for name, value in tensors.items() if not name.startswith(start)}
         missing = from_hf(kept, shapes_of("token_head"), config)[1]
         assert missing == [*expected, "token_head/classifier"]
+    tensors["model.layers.1.attn.Wqkv.weight"] = tensors["model.layers.1.attn.Wqkv.weight"][:-1]
+    del tensors["model.layers.0.mlp.Wi.weight"]
+    with pytest.raises(CheckpointError) as refusal:
+        from_hf(tensors, shapes_of("heads"), config)
+    assert "1 tensors are missing: model.layers.0.mlp.Wi.weight;" in str(refusal.value)
+    assert "Wqkv.weight ((32, 95) there, (32, 32) here as hid_1/attention/key" in str(refusal.value)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 5, 22])

@@ -106,21 +106,3 @@ def test_gradients_of_float16_are_added_in_float32(grid):
 def test_replicas_divide_the_longest_axis_that_they_can(spec, shape, divided):
     grid = SimpleNamespace(shape={"replica": 2})
     assert over_replicas(PartitionSpec(*spec), shape, grid) == PartitionSpec(*divided)
-
-
-def test_weights_of_equal_layers_are_stacked_and_kernels_of_others_cast():
-    def block(name, trace_key):
-        paths = {f"{name}/dense/kernel": (2, 3), f"{name}/dense/bias": (3,)}
-        weights = [SimpleNamespace(path=path, shape=shape) for path, shape in paths.items()]
-        return SimpleNamespace(trace_key=trace_key, weights=weights, kernel_dtype="bfloat16")
-
-    body = [block("emb", 0), block("hid_0", 1), block("hid_1", 1), block("hid_2", 2)]
-    forward_pass = ForwardPass(body, None, None, {}, recomputes=False, loops=True)
-    assert forward_pass.stacks == {
-        f"hid_0/dense/{name}": [f"hid_0/dense/{name}", f"hid_1/dense/{name}"]
-        for name in ("kernel", "bias")
-    }
-    assert forward_pass.kernel_dtypes == {"hid_2/dense/kernel": "bfloat16"}
-    last = {"hid_2/dense/kernel": jnp.ones((2, 3)), "hid_2/dense/bias": jnp.ones(3)}
-    dtypes = [value.dtype.name for value in forward_pass.prepare(last).values()]
-    assert dtypes == ["bfloat16", "float32"]
