@@ -8,9 +8,7 @@ import tensorflow as tf
 from support.model_inputs import counts_of, gradients_of, hidden_of, make_examples
 
 from bert_cli.model import fused
-from bert_cli.model.bert import build_block, build_blocks, named_weights
-from bert_cli.model.operations import Operations
-from bert_cli.model.scaling import Factor
+from bert_cli.model.bert import build_blocks, named_weights
 
 COMPUTE = {
     "float32": "float32",
@@ -133,25 +131,3 @@ def test_no_float16_product_feeds_a_bias_directly(tiny, blocks_of):
         assert {op.outputs[0].dtype for op in products} == {tf.float16}
         consumers = {reader.type for op in products for reader in op.outputs[0].consumers()}
         assert consumers <= {"Reshape", "Cast"}, name
-
-
-@pytest.mark.parametrize(
-    ("policy", "options", "dtype"),
-    [
-        ("mixed_bfloat16", {}, "bfloat16"),
-        ("mixed_float16", {"factors": {"hid_0/kernel": Factor(0.5, 0.5)}}, "float32"),
-    ],
-)
-def test_kernels_are_cast_at_once_unless_a_product_reads_float32(policy, options, dtype, tiny):
-    block = build_block("hid_0", tiny, seed=None, policy=policy, operations=Operations(**options))
-    assert block.kernel_dtype == dtype
-
-
-def test_the_form_of_operations_reaches_every_layer_of_a_model(tiny, blocks_of):
-    factors = dict.fromkeys(named_weights(blocks_of("float32")), Factor())
-    blocks = build_blocks(tiny, seed=1, policy="float32", operations=Operations(7, factors))
-    inside = [layer for _, block in blocks for layer in block._flatten_layers()]
-    assert len(inside) > 3 * len(blocks)
-    assert {layer.operations.fuse_above for layer in inside} == {7}
-    reached = [f"{layer.path}/{name}" for layer in inside for name in layer.operations.factors]
-    assert {*reached} == {*factors}

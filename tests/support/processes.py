@@ -1,14 +1,9 @@
 """Wait for processes, and kill them."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-
-import bert_cli
 
 
 def wait_for(condition: Callable[[], Any], running: Iterable[Any] = ()) -> None:
@@ -40,14 +35,6 @@ def numbers(*paths: Path) -> list[int]:
 def assert_gone(*paths: Path) -> None:
     gone = numbers(*paths)
     wait_for(lambda: not any(map(alive, gone)))
-
-
-def kill_after_a_shard(program: str, out: Path) -> None:
-    """Run Python code that writes shards to `out`, and kill it with signal 9 when the first is complete."""
-    environment = os.environ | {"PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
-    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
-        wait_for(lambda: any((out / ".done").rglob("*.shard")))
-        process.kill()
 
 
 def alive(pid: int) -> bool:

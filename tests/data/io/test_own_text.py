@@ -1,14 +1,12 @@
 """Any text through the commands: every format gives the same bytes, runs continue after a kill."""
 
 import json
-import lzma
 import random
 from functools import partial
 
 import numpy as np
 import pytest
 from support.corpora import payloads
-from support.processes import kill_after_a_shard
 
 from bert_cli.config import data
 from bert_cli.data.examples.inspect import unmasked
@@ -17,7 +15,6 @@ from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.formats import parse_dynamic, parse_static
 from bert_cli.data.text import preprocess
-from bert_cli.data.tokens import vocab
 from bert_cli.errors import ConfigError
 
 WORDS = [a + b for a in ("ba", "ke", "lo", "mi", "nu") for b in ("ra", "si", "to", "va", "zu")]
@@ -64,19 +61,6 @@ def make(source, out, pieces, **settings):
     return out
 
 
-def test_a_compressed_file_gives_the_same_sentences_and_records_directly(tmp_path, pieces):
-    expected = documents()
-    source = write(tmp_path / "in" / "file.jsonl", expected, lzma.compress)
-    assert split(source, tmp_path / "sentences") == plain(expected)
-    direct = make(source, tmp_path / "direct", pieces)
-    through = make(tmp_path / "sentences", tmp_path / "through", pieces)
-    assert payloads(direct) == payloads(through)
-    assert read_corpus(direct)["next_sentence"] is True
-    for given, out in ((source, "vocab"), (tmp_path / "sentences", "again")):
-        vocab.run(data.VocabSettings(input=given, out=tmp_path / out, size=100))
-    assert (tmp_path / "vocab/vocab.txt").read_text() == (tmp_path / "again/vocab.txt").read_text()
-
-
 def test_files_of_many_documents_get_a_hint_before_the_work(tmp_path, capsys):
     for n in range(3):
         write(tmp_path / "in" / f"{n}.txt", documents(4, n))
@@ -89,31 +73,6 @@ def test_files_of_many_documents_get_a_hint_before_the_work(tmp_path, capsys):
     # One file of many documents is the common form of a corpus.
     split(tmp_path / "in" / "0.txt", tmp_path / "one")
     assert "--documents" not in capsys.readouterr().out
-
-
-def test_a_run_on_one_large_file_killed_by_signal_9_continues(tmp_path, monkeypatch):
-    source = write(tmp_path / "in" / "large", documents(4000))
-    out = tmp_path / "out"
-    program = (
-        "from bert_cli.config.data import PreprocessSettings as S\n"
-        "from bert_cli.data.text import preprocess\n"
-        "preprocess.SHARD_BYTES = 100_000\n"
-        f"preprocess.run(S(input={str(source)!r}, out={str(out)!r}, processes=1,"
-        " sentence_splitter='lines', deduplicate=True))"
-    )
-    kill_after_a_shard(program, out)
-    # The file of a shard may be there without its mark; it is made again.
-    marked = [out / mark.stem for mark in (out / ".done").glob("*.shard")]
-    before = {path: path.stat().st_mtime_ns for path in marked}
-    assert not (out / "manifest.json").exists()
-    # Two processes make the other ranges of the file.
-    monkeypatch.setattr(preprocess, "SHARD_BYTES", 100_000)
-    assert split(source, out, 2, deduplicate=True) == plain(documents(4000))
-    assert before and all(path.stat().st_mtime_ns == then for path, then in before.items())
-    shards = sorted(path.name for path in out.glob("*.txt"))
-    assert len(shards) > 4 and shards[1] == "text_00001.txt"
-    counts = read_manifest(out)["counts"]
-    assert (counts["documents"], counts["bytes_in"]) == (4000, source.stat().st_size)
 
 
 def test_without_next_sentences_every_token_is_in_one_segment_and_records_say_so(tmp_path, pieces):

@@ -15,7 +15,6 @@ from support.bert import ROOT
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io import files
 from bert_cli.data.io.documents import marked_lines
-from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.io.wrapping import (
     Joiner,
     ends_within_sentences,
@@ -24,7 +23,7 @@ from bert_cli.data.io.wrapping import (
     wrapped_width,
 )
 from bert_cli.data.text import preprocess
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError
 
 ARTICLES = sorted((ROOT / "data/sample/articles").glob("*.wiki"))
 PARAGRAPHS = [
@@ -177,22 +176,6 @@ def test_a_sentence_goes_on_over_a_page_break_without_its_number_and_title(head,
     starts = sum(page[0][0].islower() for page in pages[1:])
     assert starts > 3
     assert len(lines) <= len(pages) - starts
-
-
-def test_an_output_folder_of_an_earlier_version_keeps_its_lines(tmp_path):
-    (tmp_path / "in").mkdir()
-    for name in ("1.wrapped", "2.wrapped"):
-        (tmp_path / "in" / name).write_text("\n\n".join(map(WRAPPERS["72"], PARAGRAPHS)))
-    out = tmp_path / "out"
-    kept = sentences(tmp_path / "in", out, line_breaks="keep")
-    assert "line_breaks" not in read_manifest(out)["settings"]
-    for path in [out / "manifest.json", *out.glob("*.txt")]:
-        path.unlink()
-    assert sentences(tmp_path / "in", out) == kept
-    joined = sentences(tmp_path / "in", tmp_path / "new")
-    assert len(joined) < len(kept) / 1.5
-    assert read_manifest(tmp_path / "new")["settings"]["line_breaks"] == "auto"
-    assert sentences(tmp_path / "in", tmp_path / "new") == joined
 
 
 def test_line_breaks_are_no_setting_of_extracted_articles(tmp_path):
@@ -391,15 +374,3 @@ def test_hyphens_of_options_and_names_stay():
     assert join("an Xft‐", "Color") == "an XftColor"
     assert join("the LD_PRE‐", "LOAD") == "the LD_PRELOAD"
     assert join("is non‐", "existent") == "is non‐existent"
-
-
-def test_a_folder_that_joined_lines_by_other_rules_is_not_continued(tmp_path):
-    (tmp_path / "in").write_text("\n\n".join(textwrap.fill(text, 72) for text in PARAGRAPHS[:20]))
-    sentences(tmp_path / "in", tmp_path / "out")
-    for path in (tmp_path / "out").rglob("*.json"):
-        record = json.loads(path.read_text())
-        if "joined_by" in record.get("settings", {}):
-            del record["settings"]["joined_by"]
-            path.write_text(json.dumps(record))
-    with pytest.raises(DataError, match=r"made with other settings .*joined_by"):
-        sentences(tmp_path / "in", tmp_path / "out")

@@ -5,7 +5,6 @@ import gzip
 import lzma
 import os
 import re
-import subprocess
 import time
 
 import pytest
@@ -343,23 +342,6 @@ def test_templates_of_ones_own_are_filled_and_recorded(tmp_path):
         run(source, out)
     with pytest.raises(ConfigError, match=r"templates \(.*rules.json\): has no effect on another"):
         run(source, tmp_path / "with", templates=file, **{"with": "cat"})
-
-
-@pytest.mark.parametrize("size", [200_000, 2_600_000])
-def test_a_disk_that_fills_ends_an_extraction_with_path_and_missing_bytes(
-    tmp_path, small_disk, monkeypatch, size
-):
-    source = dump(tmp_path / "dump.xml", articles(200, 3000))  # 4 chunks of a megabyte
-    out = small_disk(size) / "out"
-    with pytest.raises(DataError, match=r"extract will write about .* MB, but only .* are free"):
-        run(source, out)
-    monkeypatch.setattr(extract, "bytes_written", lambda *_: 1)
-    with pytest.raises(OSError, match=r"No space left on device, .* are free") as raised:
-        run(source, out)
-    assert str(raised.value.filename).startswith(str(out))
-    assert not (out / ".partial").exists() and not (out / "manifest.json").exists()
-    subprocess.run(["mount", "-o", "remount,size=100M", str(out.parent)], check=True)
-    assert run(source, out)["counts"]["documents"] == 200
 
 
 def test_output_files_are_a_hundred_to_a_folder():

@@ -12,7 +12,6 @@ from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_cli.optim.optimizer import Rule
-from bert_cli.parallel.engine import UpdateRequest
 from bert_cli.parallel.jax.engine import JaxEngine, random_bits
 from bert_cli.parallel.jax.forward import ForwardPass
 from bert_cli.parallel.jax.mesh import AXES
@@ -23,20 +22,6 @@ from bert_cli.parallel.runtime import Layout
 @pytest.fixture
 def grid():
     return Grid(np.array(jax.devices()[:1]).reshape(1, 1, 1), AXES)
-
-
-def test_the_dropout_of_each_process_is_that_of_its_own_micro_batches(grid):
-    batch = {"input_ids": np.zeros((3, 2, 8), np.int32)}
-    indices = []
-    for rank in (0, 1, 2):
-        engine = SimpleNamespace(grid=grid, local_grid=grid, reads={"input_ids"}, state={})
-        engine.group = SimpleNamespace(rank=rank)
-        engine.first_index = partial(JaxEngine.first_index, engine)
-        engine._place_part = partial(JaxEngine._place_part, engine)
-        request = UpdateRequest(first_micro_batch=18, micro_batches=9)
-        columns = JaxEngine._arguments(engine, batch, request, {})[1]
-        indices += np.asarray(columns["index"]).ravel().tolist()
-    assert indices == list(range(18, 27))
 
 
 def test_random_bits_differ_between_weights_and_between_steps():

@@ -1,8 +1,5 @@
-"""Stages: shared traces that change no bit, and gradients of unused weights."""
+"""Stages: the sums of gradients, and those of unused weights."""
 
-from functools import partial
-
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,10 +7,7 @@ from support.settings import SHAPE
 
 from bert_cli.facts.bert import BertConfig
 from bert_cli.model.bert import build_block
-from bert_cli.model.layers import EncoderLayer
-from bert_cli.model.operations import PLAIN
-from bert_cli.parallel.tensorflow.mesh import traced
-from bert_cli.parallel.tensorflow.stage import SharedTraces, Stage
+from bert_cli.parallel.tensorflow.stage import Stage
 
 B, S = 3, 16
 CONFIG = BertConfig(**SHAPE | {"max_position_embeddings": S, "initializer_range": 0.5})
@@ -29,93 +23,6 @@ def inputs(length: int):
     mask = (np.arange(length) < [[16], [7], [12]]).astype(np.int32)
     columns = {"input_mask": tf.constant(mask), "input_ids": tf.zeros([B, length], tf.int32)}
     return tf.constant(hidden, tf.bfloat16), columns
-
-
-def forward_and_backward(blocks, run):
-    """Return a function of the length: the output of the blocks, and the gradients of input and weights."""
-    weights = [weight.value for block in blocks for weight in block.weights]
-
-    @traced
-    def compute(hidden, columns, key):
-        with tf.GradientTape() as tape:
-            tape.watch(hidden)
-            output = hidden
-            for block in blocks:
-                output = run(block, output, columns, key)
-            loss = tf.reduce_sum(tf.cast(output, tf.float32) ** 3)
-        gradients = tape.gradient(loss, [hidden, *weights])
-        return [tf.cast(tensor, tf.float32) for tensor in (output, *gradients)]
-
-    return lambda length: compute(*inputs(length), KEY)
-
-
-def separately(block, *rest):
-    return block(*rest)
-
-
-def test_layers_with_a_shared_trace_are_the_layers_bit_for_bit_at_every_length():
-    blocks = layers()
-    traces, single = SharedTraces(blocks), SharedTraces(blocks[:1])
-    separate = forward_and_backward(blocks, separately)
-    shared = forward_and_backward(blocks, traces.run)
-    for length in (16, 8, 16):
-        values, expected = shared(length), separate(length)
-        assert len(expected) == 2 + 2 * 16
-        for value, other in zip(values, expected, strict=True):
-            assert np.any(other)
-            np.testing.assert_array_equal(value, other)
-    # One trace for each length; a single layer has none.
-    assert len(traces.functions) == 2
-    assert {f.experimental_get_tracing_count() for f in traces.functions.values()} == {1}
-    forward_and_backward(blocks[:1], single.run)(16)
-    assert not single.functions
-
-
-class WindowLayer(EncoderLayer):
-    """An encoder layer that ignores the positions from `window` on."""
-
-    def __init__(self, *, window: int, **options):
-        self.window = window
-        super().__init__(**options)
-
-    def call(self, hidden, batch, key):
-        mask = batch["input_mask"] * (np.arange(hidden.shape[1]) < self.window)
-        return super().call(hidden, {"input_mask": mask}, key)
-
-
-def test_layers_of_one_class_with_different_attributes_share_no_trace():
-    layer = {"policy": keras.DTypePolicy("mixed_bfloat16"), "operations": PLAIN}
-    blocks = [
-        WindowLayer(name=f"hid_{n}", **layer, config=CONFIG, number=n, window=window)
-        for n, window in enumerate((4, 4, 16))
-    ]
-    draw = np.random.default_rng(1)
-    for weight in (weight for block in blocks for weight in block.weights):
-        weight.assign(draw.standard_normal(weight.shape) / 4)
-    shared = SharedTraces(blocks)
-    values = forward_and_backward(blocks, shared.run)(16)
-    expected = forward_and_backward(blocks, separately)(16)
-    for value, other in zip(values, expected, strict=True):
-        np.testing.assert_array_equal(value, other)
-    assert list(shared.functions) == [(blocks[0].trace_key, B, S, 16)]
-
-
-def test_a_stage_that_recomputes_saves_the_inputs_of_its_layers():
-    stage = Stage(layers(), None, {}, device="CPU:0", recomputes=True)
-    _, values = stage.forward(*inputs(16), tf.constant(KEY))
-    assert [tuple(value.shape) for value in values] == [(B, 16, 16)] * 2
-
-
-def test_a_trace_for_any_length_is_not_used_for_a_known_one():
-    """It has no known shape, which dropout needs."""
-    blocks = layers()
-    shared = SharedTraces(blocks)
-    run = partial(shared.run, blocks[0])
-    any_length, known = traced(run, any_length=True), traced(run)
-    for length in (16, 8, 12):
-        any_length(*inputs(length), None)
-    known(*inputs(12), None)
-    assert [length for _, _, length, _ in shared.functions] == [16, None, 12]
 
 
 # Compiled functions select where others branch. The table has two gradients, as the word table: in the body, which is

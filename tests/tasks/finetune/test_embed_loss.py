@@ -1,7 +1,5 @@
 """Losses and gradients of `bert embed` are those of PyTorch and sentence-transformers."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from support.tiny_models import TINY
@@ -15,7 +13,7 @@ from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.parallel.tensorflow.mesh import group_of
 from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.finetune import embed
-from bert_cli.tasks.finetune.contrast import Contrast, add_gradients, contrastive_loss
+from bert_cli.tasks.finetune.contrast import contrastive_loss
 from bert_cli.tasks.run import build, finetune, models, resolve, start
 
 
@@ -144,37 +142,6 @@ def test_a_positive_that_ties_is_not_correct_in_a_step_of_any_number_of_micro_ba
     }
     _, sums = head.call(texts[:, None], labels, {"examples": 8.0}, None)
     assert float(sums["correct"]) == 2 * on_host.sum(), "each row counts for its two texts"
-
-
-def test_the_gradients_of_each_process_are_those_of_its_own_texts():
-    """Two processes of 3 micro-batches have what one process of 6 has."""
-    draw = np.random.default_rng(6)
-    index = np.concatenate([draw.permutation(24), [-1] * 6]).reshape(6, 5)
-    numbers = np.where(index < 0, 0, index % 20)
-    vectors = draw.standard_normal((6, 5, 8)).astype(np.float32)
-    contrast = Contrast(rows=12, texts=2, temperature=0.1, sizes=(8,))
-    sent = {}
-
-    def batch_of(rank, world_size, all_reduce):
-        group = SimpleNamespace(rank=rank, world_size=world_size, all_reduce=all_reduce)
-        rows = slice(rank * 6 // world_size, (rank + 1) * 6 // world_size)
-        engine = SimpleNamespace(group=group, forward=lambda batch, request: vectors[rows])
-        batch = {"text_index": index[rows], "text_numbers": numbers[rows]}
-        return add_gradients(contrast, engine, batch, UpdateRequest())
-
-    complete = batch_of(0, 1, lambda array: array)
-    for rank in (0, 1):  # what each process sends
-        batch_of(rank, 2, lambda array, rank=rank: sent.setdefault(rank, array))
-    both = [batch_of(rank, 2, lambda array: sent[0] + sent[1]) for rank in (0, 1)]
-    for name in ("losses", "is_correct", "vector_gradients"):
-        np.testing.assert_array_equal(np.concatenate([one[name] for one in both]), complete[name])
-    assert not np.array_equal(both[0]["vector_gradients"], both[1]["vector_gradients"])
-    for name in ("losses", "is_correct"):
-        of_text = np.zeros(24)
-        of_text[index[index >= 0]] = complete[name][index >= 0]
-        assert np.array_equal(of_text[::2], of_text[1::2]) and len({*of_text}) > 1, name
-    assert not complete["vector_gradients"][index < 0].any()
-    assert complete["vector_gradients"][index >= 0].any(axis=1).all()
 
 
 @pytest.mark.parametrize("teacher", ["equal", "wide"])

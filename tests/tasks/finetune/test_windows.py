@@ -137,13 +137,6 @@ def test_a_run_with_other_windows_is_another_run(base, trained):
     assert main([*words, "--doc-stride", "7"]) == 4
 
 
-@pytest.mark.slow
-def test_words_have_the_same_labels_in_every_layout_and_engine(base, is_equal_in_every_layout):
-    words = arguments(base, "ner", "plain", *WINDOWS)
-    assert main(words) == 0
-    is_equal_in_every_layout(words, base / "plain", head='"token_head"')
-
-
 def test_words_are_labelled_in_windows_as_bert_predict_labels_them(base, capsys):
     run = base / "ner"
     assert main(arguments(base, "ner", run, *WINDOWS, "--num-epochs", "3")) == 0

@@ -155,15 +155,6 @@ def test_a_run_says_how_long_it_will_take_before_the_end_of_a_long_step(tmp_path
     assert "warning: the run takes" in after
 
 
-@pytest.mark.slow
-def test_only_several_stages_are_traced_before_the_first_step(tmp_path, capsys):
-    names = [["emb"], ["hid", "enc_out", "pool"], ["heads"]]
-    stages = {"pipeline_stages": names, "pipeline_device_mapping": [0, 1, 0]}
-    for parallel, message in (({}, "tracing is part of the first step"), (stages, "traced in ")):
-        pretrain(tmp_path / "run", dry_run=None, parallel=json.dumps(parallel))
-        assert re.search(rf"built in .* s; {message}", capsys.readouterr().out)
-
-
 def test_a_stop_in_the_middle_of_a_long_step_does_not_wait_for_its_end(tmp_path, start):
     # 20,000 micro-batches of 2 ms or more: the signal comes long before the end of the first step.
     long = {"global_batch__grad_acc_steps_per_replica": 20_000, "total_num_train_samples": 80_000}
@@ -215,14 +206,6 @@ def test_a_finished_run_changes_nothing(complete, capsys):
         "step", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "gradient_norm", "weight_norm"
     }  # fmt: skip
     assert len(metrics_of(complete)) == STEPS and documented <= set(metrics_of(complete)[0])
-
-
-@pytest.mark.slow
-def test_replicas_and_accumulation_are_the_same_run(complete, tmp_path, capsys):
-    """One replica of two micro-batches reads, masks and drops the same as two of one."""
-    pretrain(tmp_path / "run", global_batch__replicas=2, global_batch__grad_acc_steps_per_replica=1)
-    assert "2 devices are simulated on the CPU" in capsys.readouterr().out
-    assert_same_end(tmp_path / "run", complete)
 
 
 def test_phase_two_has_the_weights_and_a_fresh_optimizer(complete, tmp_path, capsys):

@@ -257,24 +257,6 @@ def test_outputs_that_no_model_has_are_not_compared_by_their_own_size(models, tm
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_killed_export_leaves_no_folder_of_its_name(models, tmp_path, monkeypatch):
-    def killed(served, folder):
-        assert folder.name.startswith(".partial_out.") and not (tmp_path / "out").exists()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(export, "FORMATS", {"hf": (killed, ())})
-        bert_export(models["bare"], tmp_path / "out", "--format", "hf")
-    # As after kill -9: half of it is still there.
-    half = tmp_path / ".partial_out.0123456789ab"
-    half.mkdir()
-    (half / "half").write_text("")
-    (tmp_path / "out").mkdir()
-    bert_export(models["bare"], tmp_path / "out", "--format", "hf")
-    assert not (tmp_path / "out" / "half").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
 def test_the_packages_that_a_format_lacks_are_named(models, tmp_path, monkeypatch):
     model = models["bare"]
     monkeypatch.setattr(export, "find_spec", lambda name: None)
