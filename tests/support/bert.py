@@ -110,7 +110,7 @@ def run_python(
     with TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
         process = Process(request, env, stdout, stderr)
         try:
-            process.wait(240)
+            process.wait()
         finally:
             process.kill()
         texts = [stream.seek(0) or stream.read() for stream in (stdout, stderr)]
@@ -198,7 +198,8 @@ def main() -> int:
     with quiet_imports():
         for command in COMMANDS.values():
             command.settings_class()
-            command.run_function()
+            if command.module:
+                command.run_function()
     request = serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
     if request is None:
         return 0

@@ -63,7 +63,6 @@ ON_PURPOSE = {
     ("predict", "run/settings.json"): UNSCORED,
     ("predict", "run/best.json"): UNSCORED,
     ("predict", "step/state.json"): OLDER,
-    ("index", "records/corpus.json"): DESCRIBED,
     ("index", "records/*.index"): MADE_AGAIN,
     ("index", "records/manifest.json"): EXISTS,
     ("inspect", "records/corpus.json"): DESCRIBED,
