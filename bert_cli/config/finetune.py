@@ -29,6 +29,8 @@ UNSCORED = Unless(
 )
 Weight = Annotated[float, Field(gt=0.0)]
 DOC_STRIDE = 128
+QUERY_LENGTH = 64  # tokens of a question
+ANSWER_LENGTH = 30  # tokens of an answer
 QUESTION_SPECIALS = 3
 """Special tokens of a window: [CLS] and two [SEP]."""
 
@@ -161,24 +163,7 @@ class TaskSettings(FinetuneSettings):
             raise SettingError("max_seq_length", *error)
 
 
-class Answering(Settings):
-    """Answers in texts."""
-
-    NEEDS: ClassVar[Needs] = {"null_score_diff_threshold": "version_2"}
-
-    max_query_length: Positive = 64
-    """Maximum length of a question, in tokens; longer questions are truncated. `bert predict` has by default the run's,
-    otherwise less for a model with few positions."""
-    max_answer_length: Positive = 30
-    """Maximum length of an answer, in tokens. `bert predict` has by default the run's."""
-    version_2: bool = False
-    """Allow no answer, as in SQuAD 2.0; the answer is then empty."""
-    null_score_diff_threshold: float | None = None
-    """With version_2, predict no answer if the score of no answer exceeds the best answer's score by more than this.
-    By default `bert squad` chooses it on the development set, and `bert predict` has the run's, or 0."""
-
-
-class SquadSettings(Answering, TaskSettings):
+class SquadSettings(TaskSettings):
     """Fine-tune on question answering (SQuAD 1.1 and 2.0) and score the answers.
 
     Example: bert squad --config squad_base --pretrained-ckpt-path runs/base_512_phase2
@@ -188,6 +173,7 @@ class SquadSettings(Answering, TaskSettings):
 
     COMMAND = "squad"
     HEAD = heads.QUESTION_ANSWERING
+    NEEDS = {"null_score_diff_threshold": "version_2"}
 
     dataset_dir: Path | None = None
     """Folder with train-v1.1.json and dev-v1.1.json, or with the files of 2.0."""
@@ -200,6 +186,15 @@ class SquadSettings(Answering, TaskSettings):
     model_max_length of the tokenizer, at most the model's max_position_embeddings."""
     doc_stride: Positive = DOC_STRIDE
     """Distance in tokens between the starts of consecutive windows of a long paragraph."""
+    max_query_length: Positive = QUERY_LENGTH
+    """Maximum length of a question, in tokens; longer questions are truncated."""
+    max_answer_length: Positive = ANSWER_LENGTH
+    """Maximum length of an answer, in tokens."""
+    version_2: bool = False
+    """Allow no answer, as in SQuAD 2.0; the answer is then empty."""
+    null_score_diff_threshold: float | None = None
+    """With version_2, predict no answer if the score of no answer exceeds the best answer's score by more than this.
+    By default it is chosen on the development set."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=16)
     """Windows of a step."""
     optimizer_opts: OptimizerOpts = _adam(3e-5)

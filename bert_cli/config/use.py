@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bert_cli.config.finetune import Answering
 from bert_cli.config.markers import PathOrName, Positional
 from bert_cli.config.settings import (
     EngineSettings,
@@ -43,7 +42,7 @@ class RunSettings(Shared):
     """Folder of a run, whose newest checkpoint is scored, of one of its checkpoints, or of `bert average`."""
 
 
-class PredictSettings(ModelSettings, Answering, ThresholdSettings, EngineSettings):
+class PredictSettings(ModelSettings, ThresholdSettings, EngineSettings):
     """Run a model on texts and print one JSON object per text, in the same order.
 
     The texts are TEXT, the lines of --input, or standard input. The task, the labels and the shape are read from
@@ -76,6 +75,9 @@ class PredictSettings(ModelSettings, Answering, ThresholdSettings, EngineSetting
     """A question, for question-answering; for several, use JSON lines."""
     context: str | None = None
     """The text that contains the answer."""
+    version_2: bool = False
+    """Allow no answer, as in SQuAD 2.0; the answer is then empty. It is predicted if its score exceeds the best
+    answer's by more than the threshold that `bert squad` chose, or 0."""
     doc_stride: Positive | None = None
     """Read a text of more than max_seq_length tokens in overlapping windows, whose starts are this many tokens apart.
     By default as the run did; without windows of its run, text-classification truncates the text, and

@@ -294,7 +294,8 @@ class Predictor:
     @classmethod
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
         """Return values from the model's folder for settings that are not given, and maybe a max_seq_length."""
-        return source.window_sizes
+        names = ("max_seq_length", "doc_stride")
+        return {name: n for name, n in source.window_sizes.items() if name in names}
 
     @classmethod
     def check(cls, item: Input) -> None:

@@ -4,6 +4,7 @@ Shapes: as in `model`.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pkgutil import resolve_name
 from typing import Any, ClassVar
 
@@ -11,7 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, softmax
 
-from bert_cli.config.finetune import DOC_STRIDE, QUESTION_SPECIALS
+from bert_cli.config.finetune import (
+    ANSWER_LENGTH,
+    DOC_STRIDE,
+    QUERY_LENGTH,
+    QUESTION_SPECIALS,
+)
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import conll, squad_windows
 from bert_cli.data.finetune.features import Features
@@ -130,26 +136,26 @@ class QuestionAnswering(Predictor):
     """The answer to a question in its context."""
 
     FIELDS = ("question", "context")
-    SETTINGS = ("doc_stride", "max_query_length", "max_answer_length", "version_2")
+    SETTINGS = ("doc_stride", "version_2")
     EMPTY: ClassVar[Row] = {"answer": "", "probability": None, "start": None, "end": None}
 
     @classmethod
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
-        """Return the sizes of the run's windows, or those that fit, and the threshold that the run chose."""
+        """Return the sizes of the run's windows, or those that fit."""
         sizes = source.window_sizes
         longest = source.config.max_position_embeddings
         length = settings.max_seq_length or min(longest, sizes.get("max_seq_length", longest))
         # At most half of the window for the question, and half of the rest for the stride.
-        query = min(settings.max_query_length, length // 2)
-        fitting = max(1, (length - QUESTION_SPECIALS - query) // 2)
-        stride = min(settings.doc_stride or DOC_STRIDE, fitting)
-        defaults: JSONObject = {"max_query_length": query, "doc_stride": stride, **sizes}
-        if settings.version_2 and settings.null_score_diff_threshold is None:
-            chosen = squad_windows.read_null_threshold(source.folder.parent)
-            origin = "the default" if chosen is None else "chosen by `bert squad`"
-            print_error(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})")
-            defaults["null_score_diff_threshold"] = chosen or 0.0
-        return defaults
+        fitting = max(1, (length - QUESTION_SPECIALS - _query_length(source, length)) // 2)
+        return {"doc_stride": min(DOC_STRIDE, fitting), **super().read_defaults(source, settings)}
+
+    @cached_property
+    def threshold(self) -> float:
+        """The threshold of no answer that the run chose, or 0."""
+        chosen = squad_windows.read_null_threshold(self.model.source.folder.parent)
+        origin = "the default" if chosen is None else "chosen by `bert squad`"
+        print_error(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})")
+        return chosen or 0.0
 
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         """Return the best span of each context, its probability and its characters."""
@@ -158,17 +164,29 @@ class QuestionAnswering(Predictor):
             Question(str(number), item.fields["question"], item.fields["context"], (), False)
             for number, item in enumerate(inputs)
         ]
-        sizes = settings.model_dump(include={"doc_stride", "max_query_length"})
-        sizes["max_seq_length"] = self.max_seq_length
-        windows = squad_windows.make_windows(questions, self.tokenizer, training=False, **sizes)
+        query_length = _query_length(self.model.source, self.max_seq_length)
+        windows = squad_windows.make_windows(
+            questions,
+            self.tokenizer,
+            training=False,
+            max_seq_length=self.max_seq_length,
+            doc_stride=settings.doc_stride,
+            max_query_length=query_length,
+        )
         where = [inputs[number].where for number in windows.question]
         logits = self.of_examples(windows.features, where, by_position=True)
-        limits = settings.model_dump(include={"max_answer_length", "version_2"})
-        result = squad_windows.answers(questions, windows, logits, **limits)
+        answer_length = self.model.source.window_sizes.get("max_answer_length", ANSWER_LENGTH)
+        result = squad_windows.answers(
+            questions,
+            windows,
+            logits,
+            max_answer_length=answer_length,
+            version_2=settings.version_2,
+        )
         predictions = result.predictions
-        if (threshold := settings.null_score_diff_threshold) is not None:
+        if settings.version_2:
             predictions = squad_windows.with_null_threshold(
-                predictions, result.null_odds, threshold
+                predictions, result.null_odds, self.threshold
             )
         texts = [item.fields["question"] for item in inputs]
         encoded = self.tokenizer.library.encode_batch_fast(texts, add_special_tokens=False)
@@ -186,10 +204,15 @@ class QuestionAnswering(Predictor):
             at = next((n for n in offsets if text and question.context[n:].startswith(text)), None)
             row: Row = {"answer": text, "probability": entry["probability"], "start": at}
             row["end"] = None if at is None else at + len(text)
-            is_cut = len(query.ids) > settings.max_query_length
+            is_cut = len(query.ids) > query_length
             rows.append(row_of({"question": question.question}, row, is_cut))
             begin = end
         return rows
+
+
+def _query_length(source: models.Source, length: int) -> int:
+    """Return the longest question of the run, or one that fits into a window."""
+    return int(source.window_sizes.get("max_query_length", min(QUERY_LENGTH, length // 2)))
 
 
 class TokenClassification(Predictor):

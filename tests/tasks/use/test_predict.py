@@ -32,7 +32,8 @@ from bert_cli.tasks.use.predictions import entities_of
 
 CLOSE = 1e-5
 ROOT = Path(__file__).parents[3]
-WINDOWS = ["--max-query-length", 8, "--doc-stride", 8]
+WINDOWS = {"doc_stride": 8, "max_query_length": 8}
+"""Sizes of a run."""
 
 
 def predict(capsys, *arguments: object) -> list[dict]:
@@ -253,12 +254,19 @@ def test_words_are_labelled_at_their_first_pieces(models, capsys, tmp_path):
     ]
 
 
-def test_answers_are_the_best_spans_of_transformers_logits(models, capsys):
+def of_run(model, folder, **sizes):
+    """Copy a model to the checkpoint of a run with such windows, and return it."""
+    step = shutil.copytree(model, folder / "step_00000010")
+    (folder / "settings.json").write_text(json.dumps({"format": 1, **WINDOWS, **sizes}))
+    return step
+
+
+def test_answers_are_the_best_spans_of_transformers_logits(models, capsys, tmp_path):
     import transformers
 
     question, context = "Where do we eat?", "The cats sat on the mat. We like to eat in Paris."
-    flags = ["--question", question, "--context", context, "--max-answer-length", 3]
-    (row,) = predict(capsys, models["question"], *flags, *WINDOWS)
+    step = of_run(models["question"], tmp_path / "run", max_answer_length=3)
+    (row,) = predict(capsys, step, "--question", question, "--context", context)
     tokenizer = transformers.AutoTokenizer.from_pretrained(models["question"])
     inputs = tokenizer(question, context, return_offsets_mapping=True)
     columns = inputs["input_ids"], inputs["token_type_ids"]
@@ -285,7 +293,8 @@ def test_questions_come_as_json_lines_with_contexts_of_several_windows(
         {"question": "What?", "context": ""},
     ]
     path = as_file(tmp_path, "questions.jsonl", *rows)
-    result = predict(capsys, models["question"], "--input", path, *WINDOWS, "--batch-size", 4)
+    step = of_run(models["question"], tmp_path / "run")
+    result = predict(capsys, step, "--input", path, "--batch-size", 4)
     for one, row in zip(rows[:3], result, strict=False):
         assert row["question"] == one["question"]
         assert one["context"][row["start"] : row["end"]] == row["answer"] != ""
@@ -294,33 +303,32 @@ def test_questions_come_as_json_lines_with_contexts_of_several_windows(
     nothing = {"answer": "", "probability": None, "start": None, "end": None}
     assert result[3:] == [{"question": "", **nothing}, {"question": "What?", **nothing}]
     on_standard_input(monkeypatch, path.read_bytes())
-    assert predict(capsys, models["question"], *WINDOWS, "--batch-size", 4) == result
+    assert predict(capsys, step, "--batch-size", 4) == result
 
 
 def test_questions_are_read_in_the_windows_of_the_run(models, capsys, tmp_path):
     run = tmp_path / "run"
-    step = shutil.copytree(models["question"], run / "step_00000010")
+    step = of_run(models["question"], run)
     context = "the cats sat on the mat . we like to eat in paris ." * 4
     question = ["--question", "Where do we eat?", "--context", context]
     sizes = {"max_seq_length": 24, "doc_stride": 5, "max_query_length": 6, "max_answer_length": 2}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
-    (given,) = predict(capsys, step, *question, *flags)
-    (run / "settings.json").write_text(json.dumps({**sizes, "seed": 1}))
-    assert predict(capsys, step, *question) == [given]
-    (longer,) = predict(capsys, step, *question, "--max-answer-length", 20)
-    assert longer["probability"] != given["probability"]
+    (run / "settings.json").write_text(json.dumps({**sizes, "format": 1, "seed": 1}))
+    (taken,) = predict(capsys, step, *question)
+    assert predict(capsys, step, *question, "--max-seq-length", 24, "--doc-stride", 5) == [taken]
+    assert len(taken["answer"].split()) <= 2
+    for name, value in (("doc_stride", 9), ("max_query_length", 2), ("max_answer_length", 20)):
+        changed = json.dumps({**sizes, name: value, "format": 1, "seed": 1})
+        (run / "settings.json").write_text(changed)
+        assert predict(capsys, step, *question)[0]["probability"] != taken["probability"], name
     (run / "settings.json").write_text('{"doc_stride": "x"}')
     with pytest.raises(DataError, match=r"settings.json \(doc_stride\)"):
         predict(capsys, step, *question)
 
 
 def test_the_threshold_decides_when_there_is_no_answer(models, capsys, tmp_path):
-    question = [*WINDOWS, "--question", "What?", "--context", "the cat sat on the mat"]
-    question += ["--version-2"]
+    question = ["--question", "What?", "--context", "the cat sat on the mat", "--version-2"]
     run = tmp_path / "run"
-    step = shutil.copytree(models["question"], run / "step_00000010")
-    (row,) = predict(capsys, step, *question, "--null-score-diff-threshold=-1e9")
-    assert (row["answer"], row["start"], row["end"]) == ("", None, None)
+    step = of_run(models["question"], run)
     for threshold, is_empty in ((-1e9, True), (1e9, False)):
         (run / "null_threshold.json").write_text(json.dumps({"threshold": threshold}))
         (row,) = predict(capsys, step, *question)
@@ -405,8 +413,12 @@ FITTING = {
 def test_a_text_that_just_fits_is_not_truncated(name, models, capsys, tmp_path):
     *_, (field, words) = FITTING[name].items()
     path = as_file(tmp_path, "a.jsonl", FITTING[name], FITTING[name] | {field: f"{words} dog"})
-    limit = ["--max-query-length", 6] if name == "question" else ["--max-seq-length", 8]
-    rows = predict(capsys, models[name], "--input", path, *limit)
+    limit = ["--max-seq-length", 8]
+    model = models[name]
+    if name == "question":
+        limit = []
+        model = of_run(model, tmp_path / "run", max_query_length=6)
+    rows = predict(capsys, model, "--input", path, *limit)
     assert [row.get("truncated") for row in rows] == [None, True]
 
 

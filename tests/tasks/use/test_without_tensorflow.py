@@ -68,7 +68,7 @@ def base(tmp_path_factory, models):
 
 def predict_words(base: Path, models, task: str) -> list[str]:
     words = ["predict", str(models[task]), "--input", str(base / f"{task}.jsonl")]
-    own = {"bare": ["--normalize"], "question": ["--max-query-length", "8", "--doc-stride", "8"]}
+    own = {"bare": ["--normalize"], "question": ["--doc-stride", "8"]}
     return [*words, "--batch-size", "2", *own.get(task, [])]
 
 
