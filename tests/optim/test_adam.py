@@ -138,22 +138,6 @@ def test_an_update_reads_its_gradient_times_the_factor_and_a_shard_of_it_only_wh
     assert np.allclose(shards, complete, rtol=1e-3) != optimizer.kind.needs_complete_matrix
 
 
-def test_adamw_equals_that_of_pytorch():
-    import torch
-
-    weight, gradients = draws((5, 8), seed=1)
-    for decay in (0.0, 0.1):
-        theirs = torch.nn.Parameter(torch.tensor(weight, dtype=torch.float32))
-        optimizer = torch.optim.AdamW([theirs], betas=(0.9, 0.999), eps=1e-6, weight_decay=decay)
-        for g, rate in zip(gradients, RATES, strict=True):
-            optimizer.param_groups[0]["lr"] = rate
-            theirs.grad = torch.tensor(g, dtype=torch.float32)
-            optimizer.step()
-        numbers = Hyperparameters(weight_decay_rate=decay)
-        (ours,) = our_updates([weight], [gradients], RATES, numbers, [Rule(True, False)])
-        np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
-
-
 def test_bias_correction_of_the_first_step_is_exact_to_one_rounding():
     numbers = Hyperparameters(epsilon=0.0)
     (new,) = our_updates([np.zeros(1)], [[[3.0]]], [1.0], numbers, [RULES[3]])

@@ -7,8 +7,6 @@ import copy
 import faulthandler
 import json
 import os
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -47,12 +45,11 @@ BASE: dict[str, Any] = {
 # With `loops` equal layers run in a loop on JAX, as on TPUs. `save` and `resume` are paths.
 OPTIONS = {"kind": "Pretrain", "steps": 10, "labels": 2, "loss_scale": None, "scores": False}
 OPTIONS |= {"loops": False, "save": None, "resume": None}
-COLLECTIVES = r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 Arrays = dict[str, np.ndarray]
 
 
 class Result(NamedTuple):
-    """What a run leaves behind; `programs` and `memory` are of JAX alone."""
+    """What a run leaves behind; `memory` is of JAX alone."""
 
     first: Arrays
     """The weights before the first step."""
@@ -62,8 +59,6 @@ class Result(NamedTuple):
     sums: list[dict[str, float]]
     """Of evaluations of 8 and of 5 examples."""
     logits: list[np.ndarray]
-    programs: list[str]
-    """The compiled program for each shape of a batch."""
     memory: tuple[int, int]
     """Bytes on a device: arguments and temporaries of the first program."""
 
@@ -124,9 +119,8 @@ def run(described: str) -> Result:
         logits += map(np.asarray, keras.tree.flatten(engine.predict(rows)))
     last = copy_state(state)
     values = dict(last.weights), dict(last.slots)
-    texts = [program.as_text() for program in programs]
     sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes) if memory else (0, 0)
-    return Result(first, *values, metrics, sums, logits, texts, sizes)
+    return Result(first, *values, metrics, sums, logits, sizes)
 
 
 def case(engine: str, *, replicas: int = 1, **changes: Any) -> str:
@@ -225,7 +219,3 @@ def moved_apart(result: Result, expected: Result) -> float:
         for r in (result, expected)
     )
     return difference(mine, other)
-
-
-def collectives(program: str) -> Counter[str]:
-    return Counter(re.findall(COLLECTIVES, program))

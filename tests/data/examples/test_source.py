@@ -209,22 +209,6 @@ def test_a_histogram_is_packed_as_its_sequences_would_be_one_by_one(most):
         assert int(counts.sum()) == one_by_one(lengths.tolist(), longest, most)
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 8])
-def test_every_record_is_in_exactly_one_pack_of_each_epoch(most):
-    for count, longest in ((1, 16), (2, 16), (7, 20), (3000, 128)):
-        rng = np.random.default_rng(0)
-        lengths = np.where(rng.random(count) < 0.6, longest, rng.integers(5, longest + 1, count))
-        packs = Packs(lengths, longest, most, seed=1984)
-        for epoch in (0, 1, 2, 1000):
-            records = packs.records(np.arange(len(packs)), np.full(len(packs), epoch))
-            assert records.shape == (len(packs), most)
-            is_used = records >= 0
-            assert np.array_equal(np.sort(records[is_used]), np.arange(count))
-            assert np.where(is_used, lengths[records], 0).sum(axis=1).max() <= longest
-            assert np.array_equal(is_used, np.arange(most) < is_used.sum(axis=1)[:, None])
-            assert is_used[:, 0].all()
-
-
 def test_some_packs_are_pinned():
     """Which records share an example is part of every run on packs that was ever started.
 

@@ -78,17 +78,3 @@ def test_the_words_of_a_seed_never_change():
         [638, 4, 4, 970, 291, 4, 4, 4, 4],
         [4, 4, 230, 292, 4, 4, 758, 4, 4],
     ]
-
-
-def test_masked_words_are_complete_and_fill_what_is_wanted():
-    tokens, lengths, keys = rows(1000)
-    continues = THIRD[tokens[:, 1:]] & (tokens[:, :-1] > 4)
-    wanted = np.rint(0.3 * lengths)
-    out = masked(tokens, lengths, keys, 60, THIRD, "word", probability=0.3)
-    row, slot = np.nonzero(out.weights)
-    is_masked = np.zeros((1000, S), bool)
-    is_masked[row, out.positions[row, slot]] = True
-    assert not is_masked[tokens <= 4].any()
-    assert np.array_equal(is_masked[:, 1:][continues], is_masked[:, :-1][continues])
-    assert np.all(is_masked.sum(axis=1) <= wanted)
-    assert is_masked.sum() > 0.98 * wanted.sum()

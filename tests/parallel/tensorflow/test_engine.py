@@ -137,17 +137,6 @@ def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(plain):
     assert many < 0.01 < 0.02 < error(2048, 1.0)
 
 
-def test_functions_are_traced_once_however_many_micro_batches_there_are(pipelines):
-    names = ("_forward_backward", "_forward", "_forward_saving_inputs", "_accumulate")
-    stages = [stage for row in pipelines.replicas for stage in row]
-    traces = set()
-    for micro_batches in (2, 4, 16):
-        accumulate(pipelines, examples(2 * micro_batches, micro_batches))
-        functions = [getattr(stage, name) for stage in stages for name in names]
-        traces.add(tuple(function.experimental_get_tracing_count() for function in functions))
-    assert len(traces) == 1 and sum(*traces) >= len(pipelines.replicas[0])
-
-
 def test_a_request_to_stop_ends_a_step_of_a_pipeline_soon_and_leaves_no_gradient(
     pipelines, monkeypatch
 ):

@@ -3,26 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from support.settings import SHAPE
 
-from bert_cli.facts.bert import BertConfig
-from bert_cli.model.bert import build_block
 from bert_cli.parallel.tensorflow.stage import Stage
 
-B, S = 3, 16
-CONFIG = BertConfig(**SHAPE | {"max_position_embeddings": S, "initializer_range": 0.5})
 KEY = np.array([7, 3], np.int32)
-
-
-def layers():
-    return [build_block(f"hid_{n}", CONFIG, seed=1, policy="mixed_bfloat16") for n in range(2)]
-
-
-def inputs(length: int):
-    hidden = np.random.default_rng(0).standard_normal((B, length, 16))
-    mask = (np.arange(length) < [[16], [7], [12]]).astype(np.int32)
-    columns = {"input_mask": tf.constant(mask), "input_ids": tf.zeros([B, length], tf.int32)}
-    return tf.constant(hidden, tf.bfloat16), columns
 
 
 # Compiled functions select where others branch. The table has two gradients, as the word table: in the body, which is
