@@ -23,25 +23,6 @@ def lines(wikitext):
 
 
 @pytest.mark.parametrize(
-    ("wikitext", "expected"),
-    [
-        ("A [[cat]] and [[Dog (animal)|dogs]], [[b]]s.", "A cat and dogs, bs."),
-        ("[[:File:A.jpg]] and [[:Category:B|B]]", "File:A.jpg and B"),
-        ("[[a|b|c]] [[d|]] [[e#f|''g'']]", "c g"),
-        ("Seen.[[de:Katze]][[zh-min-nan:Niau]] [[wikt:cat]]", "Seen. wikt:cat"),
-        ("[https://a.example/b?c=1 A label] and [http://x.example]", "A label and"),
-        ("[//a.example l] [mailto:a@b.example Mail]", "l Mail"),
-        ("[[''Nature'' (journal)|''Nature'']] [sic] [1]", "Nature [sic] [1]"),
-        ("see https://a.example/b.", "see https://a.example/b."),
-        ("One [[A|b\nc]] d", "One b c d"),
-        ("One [[A) x.\nTwo b|c]] d", "One A) x. Two b|c d"),
-    ],
-)
-def test_a_link_is_its_label(wikitext, expected):
-    assert lines(wikitext) == [expected]
-
-
-@pytest.mark.parametrize(
     "link",
     [
         "[[File:A b.jpg|thumb|300px|A [[cat]] of {{lang|fr|chat}} and [http://x y]<ref>z</ref>]]",
@@ -122,6 +103,18 @@ def test_an_unknown_tag_leaves_its_prose_and_nothing_else(wikitext, expected):
 @pytest.mark.parametrize(
     ("wikitext", "expected"),
     [
+        # A link is its label.
+        ("A [[cat]] and [[Dog (animal)|dogs]], [[b]]s.", "A cat and dogs, bs."),
+        ("[[:File:A.jpg]] and [[:Category:B|B]]", "File:A.jpg and B"),
+        ("[[a|b|c]] [[d|]] [[e#f|''g'']]", "c g"),
+        ("Seen.[[de:Katze]][[zh-min-nan:Niau]] [[wikt:cat]]", "Seen. wikt:cat"),
+        ("[https://a.example/b?c=1 A label] and [http://x.example]", "A label and"),
+        ("[//a.example l] [mailto:a@b.example Mail]", "l Mail"),
+        ("[[''Nature'' (journal)|''Nature'']] [sic] [1]", "Nature [sic] [1]"),
+        ("see https://a.example/b.", "see https://a.example/b."),
+        ("One [[A|b\nc]] d", "One b c d"),
+        ("One [[A) x.\nTwo b|c]] d", "One A) x. Two b|c d"),
+        # Of a conversion between the scripts of a language one variant is shown.
         ("-{zh-hans:计算机;zh-hant:電腦}-是-{巴比奇}-", "计算机是巴比奇"),
         ("-{H|zh-cn:内存;zh-tw:記憶體}-一-{T|zh-hans:电脑;zh-hant:電腦}-", "一"),
         ("-{A|zh-cn:信息;zh-tw:資訊}-", "信息"),
@@ -133,9 +126,30 @@ def test_an_unknown_tag_leaves_its_prose_and_nothing_else(wikitext, expected):
         ("{{lang|zh|-{A|zh-cn:q;zh-tw:r}-}} [[x|-{zh-cn:l;zh-tw:m}-]]", "q l"),
         ("-{https://a.example/b&nbsp;c}-", "https://a.example/b c"),
         ("x-{{nowrap|y}}-z {a}- -{b", "x-y-z {a}- -{b"),
+        # What a dropped template leaves is tidied.
+        (
+            "'''A''' ({{IPA|a}}; {{lang-ar|الجزائر}} {{respell|a}} , ), {{fact}} is ({{IPA|x}}) here {{x}}.",
+            "A (الجزائر), is here.",
+        ),
+        # Apostrophes mark bold and italics, or stay.
+        (
+            "'''Bold''' and ''italic'', '''''both''''', l'''Iliade''",
+            "Bold and italic, both, l'Iliade",
+        ),
+        ("d'''amour'', it''''s, don't 'x'", "d'amour, it's, don't 'x'"),
+        # Powers and indices of digits are characters, and others letters.
+        (
+            "10<sup>6</sup>, 10<sup>−3</sup>, s<sup>&minus;1</sup>, Ca<SUP>2+</SUP>",
+            "10⁶, 10⁻³, s⁻¹, Ca²⁺",
+        ),
+        (
+            "Cl<sup class=a>-</sup> H<sub>2</sub>O, T<sub>+1</sub>, x<sup>n</sup>",
+            "Cl⁻ H₂O, T₊₁, xn",
+        ),
+        ("1<sup>st</sup>, a<sub>ij</sub>, b<sup></sup>c", "1st, aij, bc"),
     ],
 )
-def test_a_language_conversion_shows_one_variant(wikitext, expected):
+def test_a_fragment_of_a_line_shows_its_text(wikitext, expected):
     assert lines(wikitext) == [expected]
 
 
@@ -167,11 +181,6 @@ MARKS = {
 @pytest.mark.parametrize(("wikitext", "expected"), MARKS.values(), ids=list(MARKS))
 def test_a_mark_is_read_as_mediawiki_reads_it(wikitext, expected):
     assert "\n".join(lines(wikitext)) == expected
-
-
-def test_what_a_dropped_template_leaves_is_tidied():
-    text = "'''Algiers''' ({{IPA|a}}; {{lang-ar|الجزائر}} {{respell|a}} , ), {{fact}} is ({{IPA|x}}) here {{x}}."
-    assert lines(text) == ["Algiers (الجزائر), is here."]
 
 
 def test_list_items_are_lines_and_the_lines_of_a_paragraph_are_one():
@@ -208,17 +217,6 @@ def test_references_formulas_and_comments_are_dropped_and_nowiki_is_text():
     text = """A<ref name="a/b">x <b>y</b> {{cite|a}}</ref> b<ref name=c /><REF>z</REF>, <!-- d
 {{ e --> f<math>x^{2}}</math>g <nowiki>[[h]] {{i}} ''j''</nowiki> <nowiki/>H<sub>2</sub>O <code>a < b</code>"""
     assert lines(text) == ["A b, fg [[h]] {{i}} ''j'' H₂O a < b"]
-
-
-def test_apostrophes_mark_bold_and_italics_or_stay():
-    text = "'''Bold''' and ''italic'', '''''both''''', l'''Iliade'' and d'''amour'', it''''s, don't 'x'"
-    assert lines(text) == ["Bold and italic, both, l'Iliade and d'amour, it's, don't 'x'"]
-
-
-def test_powers_and_indices_of_digits_are_characters_and_others_letters():
-    text = "10<sup>6</sup>, 10<sup>−3</sup>, s<sup>&minus;1</sup>, Ca<SUP>2+</SUP>, Cl<sup class=a>-</sup> and"
-    text += " H<sub>2</sub>O, T<sub>+1</sub>, x<sup>n</sup>, 1<sup>st</sup>, a<sub>ij</sub>, b<sup></sup>c"
-    assert lines(text) == ["10⁶, 10⁻³, s⁻¹, Ca²⁺, Cl⁻ and H₂O, T₊₁, xn, 1st, aij, bc"]
 
 
 def test_a_line_of_links_to_categories_and_files_is_dropped():

@@ -175,25 +175,7 @@ def test_the_rows_of_a_table_are_read_by_columns(models, capsys, tmp_path):
     parquet.write_table(
         pyarrow.Table.from_pylist([{"review": row[0]} for row in rows]), tmp_path / "a.parquet"
     )
-    (tmp_path / "a.xlsx").write_bytes(b"PK")
     assert predict(capsys, run, "--input", tmp_path / "a.parquet", *columns[:2]) == alone
-    for error, words, message in (
-        (DataError, [renamed], "has no column 'text', only 'review', 'reply', 'label'"),
-        (
-            ConfigError,
-            [renamed, *columns, "--text-column", "x"],
-            "names 3 columns for task text-class",
-        ),
-        (ConfigError, [as_file(tmp_path, "a.txt", "a"), *columns], "no effect on the lines of"),
-        (
-            DataError,
-            [tmp_path / "a.jsonl", *columns[:2]],
-            "has no column 'review', only 'text', 'second'",
-        ),
-        (DataError, [tmp_path / "a.xlsx"], "is a spreadsheet, not text; save it as CSV"),
-    ):
-        with pytest.raises(error, match=message):
-            predict(capsys, models["text"], "--input", *words)
 
 
 def test_a_label_called_none_is_refused_with_none_below(models, capsys, tmp_path):
