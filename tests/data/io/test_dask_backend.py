@@ -14,11 +14,13 @@ import pytest
 from support import shards as support_shards
 from support.bert import ROOT
 from support.processes import wait_for
-from support.shards import make_inputs, shout, start_shout, tree
+from support.shards import make_inputs, prepared_shards, shout, start_shout, tree
 
+from bert_cli.config.data import TokenizeSettings
 from bert_cli.data.io import dask_backend
-from bert_cli.data.io.manifest import Shard, Stats, Step, package_versions
+from bert_cli.data.io.manifest import Shard, Stats, Step, package_versions, read_manifest
 from bert_cli.data.io.runner import Workers, run_shards
+from bert_cli.data.records import tokenize
 from bert_cli.errors import ConfigError, DataError
 
 cloudpickle = pytest.importorskip("cloudpickle")
@@ -120,6 +122,36 @@ def test_a_worker_killed_in_the_middle_of_a_shard_loses_nothing(tmp_path, cluste
     assert not (tmp_path / "far/.partial").exists()
 
 
+def test_records_made_by_a_cluster_are_those_made_here(tmp_path, cluster, monkeypatch):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    (tmp_path / "text").mkdir()
+    for file in range(4):
+        document = "a b c d e f g h\n" * 4 + f"{pieces[5 + file]} h\n" * 6
+        (tmp_path / "text" / f"{file}.txt").write_text(f"{document}\n" * 6)
+    monkeypatch.chdir(tmp_path)  # relative paths are those of the command, not of the worker
+    far = {"executor": "dask", "scheduler": str(cluster.file)}
+
+    def make(out, **where):
+        given = {"input": "text", "out": out, "vocab": "vocab.txt", "sequence_length": 32}
+        tokenize.run(TokenizeSettings.model_validate({**given, "mask_tokens": 5, **where}))
+        return tree(tmp_path / out)
+
+    here, there = make("here"), make("there", **far)
+    assert there == here
+    assert {"wiki_000.tfrecord", "wiki_003.index", "corpus.json"} <= set(here)
+    assert read_manifest(tmp_path / "there")["processes"] is None
+    # Where shards are made does not belong to the settings of the records: the folder is complete.
+    make("there")
+
+
+def test_prepared_inputs_are_few_at_a_time(tmp_path, cluster):
+    shards, prepared = prepared_shards(tmp_path, tmp_path / "out")
+    run(shards, tmp_path / "out", shout, cluster.file)
+    assert 2 <= max(most for _, most in prepared) <= 2 * WORKERS
+    assert (tmp_path / "out/07").read_text() == "CHUNK 7"
+
+
 def test_a_shard_that_kills_its_worker_or_fails_ends_the_run(tmp_path, cluster):
     shards = make_inputs(tmp_path, 4)
     with pytest.raises(ZeroDivisionError, match="a defect") as error:
@@ -134,7 +166,19 @@ def test_a_shard_that_kills_its_worker_or_fails_ends_the_run(tmp_path, cluster):
     assert "AA/01" not in tree(tmp_path / "out")
 
 
-def test_ctrl_c_ends_the_run_and_leaves_the_workers_of_other_users_alone(tmp_path, cluster):
+def test_ctrl_c_ends_the_run(tmp_path, cluster):
+    make_inputs(tmp_path, 12)
+    process = start_shout(tmp_path, cluster.file, 0.5)
+    wait_for(lambda: any((tmp_path / "out/.done").rglob("*.shard")))
+    process.send_signal(signal.SIGINT)
+    _, printed = process.communicate()
+    assert process.returncode == 130
+    # Workers that still start are no part of this claim.
+    lines = [line for line in printed.splitlines() if "has no workers; waiting" not in line]
+    assert lines[0].startswith("shout: interrupted,") and len(lines) == 1
+
+
+def test_ctrl_c_leaves_the_workers_of_other_users_alone(tmp_path, cluster):
     """A task of another client holds a worker; ours run beside it and wait for it, too."""
     from distributed import Client
 
@@ -147,13 +191,9 @@ def test_ctrl_c_ends_the_run_and_leaves_the_workers_of_other_users_alone(tmp_pat
         process = start_shout(tmp_path, cluster.file, 1.0)
         wait_for(lambda: any((tmp_path / "out/.done").rglob("*.shard")))
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate()
+        process.communicate()
         (tmp_path / "go").touch()
         assert task.result() == (tmp_path / "log").read_bytes()  # it ran once
-    assert process.returncode == 130
-    # Workers that still start are no part of this claim.
-    lines = [line for line in printed.splitlines() if "has no workers; waiting" not in line]
-    assert lines[0].startswith("shout: interrupted,") and len(lines) == 1
 
 
 def test_ctrl_c_ends_the_run_though_the_scheduler_does_not_answer(

@@ -22,7 +22,7 @@ from bert_cli.data.io.wrapping import (
     wrapped_width,
 )
 from bert_cli.data.text import preprocess
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, DataError
 
 ARTICLES = sorted((ROOT / "data/sample/articles").glob("*.wiki"))
 PARAGRAPHS = [
@@ -359,3 +359,15 @@ def test_hyphens_of_options_and_names_stay():
     assert join("an Xft‐", "Color") == "an XftColor"
     assert join("the LD_PRE‐", "LOAD") == "the LD_PRELOAD"
     assert join("is non‐", "existent") == "is non‐existent"
+
+
+def test_a_folder_that_joined_lines_by_other_rules_is_not_continued(tmp_path):
+    (tmp_path / "in").write_text("\n\n".join(textwrap.fill(text, 72) for text in PARAGRAPHS[:20]))
+    sentences(tmp_path / "in", tmp_path / "out")
+    for path in (tmp_path / "out").rglob("*.json"):
+        record = json.loads(path.read_text())
+        if "joined_by" in record.get("settings", {}):
+            del record["settings"]["joined_by"]
+            path.write_text(json.dumps(record))
+    with pytest.raises(DataError, match=r"made with other settings .*joined_by"):
+        sentences(tmp_path / "in", tmp_path / "out")

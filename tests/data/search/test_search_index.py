@@ -243,6 +243,19 @@ def test_other_files_and_versions_are_refused(tmp_path):
         open_index(tmp_path / "index")
 
 
+def test_a_damaged_index_is_an_error_and_stays_as_it_is(tmp_path):
+    path = tmp_path / "index"
+    make(path, TEXTS * 200).table.close()
+    data = bytearray(path.read_bytes())
+    data[4096 * 3 : -4096] = b"\xff" * (len(data) - 4096 * 4)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="is damaged"):
+        open_index(path).ask("coffee")
+    with pytest.raises(DataError, match="is damaged"), write_index(path):
+        pass
+    assert path.read_bytes() == data
+
+
 def test_every_letter_finds_itself_in_each_case_and_form():
     for code in range(0x20000):
         letter = chr(code)

@@ -1,18 +1,22 @@
 """Vectors of a teacher: computed once for each text, and again where the teacher or the cache has changed."""
 
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.hf_models import change_weights
 from support.runs import continues_bit_for_bit
-from support.tiny_models import TINY, metrics_of
+from support.tiny_models import OTHERS, TINY, metrics_of
 from support.vectors import write_pooling, write_teachers
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
+from bert_cli.parallel.group import ProcessGroup
 from bert_cli.parallel.tensorflow.mesh import group_of
 from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run import teacher
@@ -27,14 +31,15 @@ def teachers(home):
     return write_teachers(home)
 
 
-def taught(name, cache, texts):
+def taught(name, cache, texts, group=None):
     """Return features with the vectors of a teacher for texts."""
     values = {"distillation": {"teacher": str(name)}, "cache_dir": cache}
     settings = EmbedSettings.model_validate(values)
     features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
     task = Task(TINY.hidden_size, None, features)
-    group = group_of(open_mesh(workload_of(settings)))
-    return teacher.with_vectors(settings, task, texts, group).train
+    return teacher.with_vectors(
+        settings, task, texts, group or group_of(open_mesh(workload_of(settings)))
+    ).train
 
 
 def vectors_of(*arguments):
@@ -68,6 +73,56 @@ def test_vectors_of_a_teacher_are_computed_once_for_each_text(
     assert "a new text" in read and len(read) < 16
     np.testing.assert_allclose(again[: len(column)], column[::-1], atol=1e-6)
     np.testing.assert_array_equal(again[-1], again[len(column) - 1])
+
+
+class Other(ProcessGroup):
+    """A rank of several threads that add their numbers."""
+
+    def __init__(self, rank, barrier, numbers):
+        super().__init__(rank, barrier.parties)
+        self.barrier, self.numbers = barrier, numbers
+
+    def _sum(self, numbers):
+        self.numbers[self.rank] = numbers
+        self.barrier.wait()
+        total = sum(self.numbers.values())
+        self.barrier.wait()
+        return total
+
+    def publish(self, text): ...
+
+    def published_by(self, rank): ...
+
+    def naming_lost_process(self):
+        return nullcontext()
+
+
+def test_ranks_divide_the_texts_of_a_teacher_and_read_them_once(teachers, tmp_path, monkeypatch):
+    texts = sorted(f"{first} {second}" for first in OTHERS[:4] for second in OTHERS[:5])
+    expected = vectors_of(teachers / "equal", None, texts)
+    read = []
+    of_texts = Embedding.of_texts
+
+    def counted(self, inputs):
+        read.append([item.fields["text"] for item in inputs])
+        return of_texts(self, inputs)
+
+    monkeypatch.setattr(Embedding, "of_texts", counted)
+    monkeypatch.setattr(teacher, "STORED_AT_ONCE", 8)
+
+    def vectors(group):
+        return vectors_of(teachers / "equal", tmp_path, texts, group)
+
+    # Another number of ranks reads no text again.
+    for ranks, expected_texts in ((3, texts), (2, [])):
+        barrier, numbers = threading.Barrier(ranks), {}
+        with ThreadPoolExecutor(ranks) as pool:
+            groups = [Other(rank, barrier, numbers) for rank in range(ranks)]
+            results = list(pool.map(vectors, groups))
+        assert sorted(text for part in read for text in part) == expected_texts
+        read.clear()
+        for result in results:
+            np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("change", ["nothing", "weights", "pooling", "length", "tokenizer"])
@@ -106,7 +161,7 @@ def test_a_run_learns_the_vectors_of_a_teacher_in_any_layout_and_continues(
     expected = metrics_of(tmp_path / "run")
     assert "accuracy" not in expected[0] and expected[-1]["loss"] < expected[0]["loss"]
     continues_bit_for_bit(tmp_path / "run", train, 2)
-    for name in ("2 replicas", "2 processes", "a pipeline, recomputed", "jax, 2 replicas"):
+    for name in ("2 replicas", "a pipeline, recomputed", "jax, 2 replicas"):
         assert train(tmp_path / name, layout=name) == 0
         for mine, other in zip(metrics_of(tmp_path / name), expected, strict=True):
             for metric in ("loss", "gradient_norm", "weight_norm"):

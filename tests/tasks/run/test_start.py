@@ -34,23 +34,58 @@ def pretrain(home: Path, run: Path, *words: object, model: object = False) -> in
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Return a folder with a model, records and a table of texts."""
+    """Return a folder with a model, records, a table of texts, and a run of two steps."""
     home = tmp_path_factory.mktemp("start")
     write_model(home / "model")
     write_records(home / "records", SENTENCES, home / "model")
     write_reviews(home / "reviews.csv", 8)
+    assert pretrain(home, home / "run", model=home / "model") == 0
     return home
 
 
 def readers(home: Path, model: Path, out: Path) -> dict[str, list[object]]:
-    """Return command lines that read a model."""
+    """Return command lines that read a model, or its vocabulary alone."""
     tuned = ["classify", "--train-file", home / "reviews.csv", "--num-epochs", 1]
+    tuned.append("--pretrained-ckpt-path")
     return {
         "predict": ["predict", model, "good [MASK]"],
         "export": ["export", model, out / "export", "--format", "saved-model"],
-        "classify": [*tuned, "--pretrained-ckpt-path", model, "--save-ckpt-path", out / "c"],
+        "average": ["average", model.parent, out / "mean", "--last", 2],
+        "classify": [*tuned, model, "--save-ckpt-path", out / "c"],
+        "tokenizer": [
+            *tuned,
+            home / "model",
+            "--tokenizer-path",
+            model,
+            "--save-ckpt-path",
+            out / "t",
+        ],
+        "tokenize": ["tokenize", home / "records_text", out / "r", "--vocab", model],
         "pretrain": pretrain_words(home, out / "p", pretrained_ckpt_path=model),
     }
+
+
+@pytest.mark.parametrize("name", [MODEL, "vocab.txt", "state.json"])
+def test_a_flipped_bit_is_found_by_whatever_reads_the_file(name, home, tmp_path, capsys):
+    saved = complete_checkpoints(shutil.copytree(home / "run", tmp_path / "run"))[-1]
+    data = bytearray((saved / name).read_bytes())
+    if name == "state.json":
+        data = data.replace(b'"value": 1.0', b'"value": 2.0')
+    else:
+        data[len(data) // 2] ^= 0x80
+    (saved / name).write_bytes(data)
+    commands = readers(home, saved, tmp_path)
+    for unread in {MODEL: ["tokenizer", "tokenize"], "vocab.txt": ["average"]}.get(name, []):
+        del commands[unread]
+    for command, words in commands.items():
+        capsys.readouterr()
+        assert bert(*words) == 4, command
+        output = capsys.readouterr()
+        assert f"{saved / name}: has changed since it was saved" in output.err, command
+        assert "probability" not in output.out
+    # The runs that were refused have their folders and locks, and no results.
+    assert not any((tmp_path / out).exists() for out in ("export", "mean", "r"))
+    assert not list(tmp_path.glob("?/step_*"))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
