@@ -481,3 +481,13 @@ def test_a_server_that_fails_or_refuses_is_told_on_the_page(address_of, page):
     assert len(bars_of(page)) == 3 and page.locator("#status.wrong").count() == 0
     page.get_by_label("Text", exact=True).fill("a" * LIMIT)
     page.get_by_text("the request is too large: send at most 100,000 bytes").wait_for()
+
+
+@pytest.mark.slow
+def test_the_page_is_dark_where_the_system_is(address_of, page):
+    colours = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.goto(address_of("text"))
+        colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert colours == ["rgb(255, 255, 255)", "rgb(13, 17, 23)"]
