@@ -65,6 +65,9 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
     known = dict(index.table.execute("SELECT path, mark FROM files"))
     gone = known.keys() - marks.keys()
     new = {path: mark for path, mark in marks.items() if known.get(path) != mark}
+    if new or gone:
+        with index.changing():
+            index.record(lacks_text=True)  # until every file is read, whatever ends this call
     reading = files.Reading(*form, line_breaks="auto")
     left_out = LeftOut({str(source.resolve()) for source in settings.text})
     parts: list[files.Part] = []
@@ -72,9 +75,6 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
         with left_out.unless_text(path, new):
             part = files.recognise(Path(path), reading)
             parts += recognise_lines([part], reading) if part else []
-    if new or gone:
-        with index.changing():
-            index.record(lacks_text=True)  # until every file is read, whatever ends this call
     if parts:
         inputs.refuse_without_effect(parts, settings.model_fields_set)
     parts = recognise_lines(parts, reading)

@@ -392,7 +392,7 @@ def test_an_index_warns_until_the_text_of_a_stopped_call_is_read(manuals, capsys
             (manuals / "z.dat").rename("z.dat")
             main(["search", "make", index, "manuals"])
             Path("z.dat").rename(manuals / "z.dat")
-        assert main(["search", "make", index, "manuals"]) == 3
+        assert main(["search", "make", index, "manuals", "manuals/z.dat"]) == 3
         capsys.readouterr()
         assert main(["search", "ask", index, "disk"]) == code
         assert "`bert search make` to its end" in capsys.readouterr().err
@@ -417,7 +417,7 @@ def test_bad_calls_are_errors_and_lose_nothing(manuals, capsys):
         (["make", "new3", "absent"], 3, "does not exist; check the path"),
         (["make", "manuals/index", "manuals"], 3, "is inside manuals"),
         (["make", "manuals/mount.txt", "manuals/shell"], 3, "was not made by `bert search make`"),
-        (["make", "index", "manuals", "--text-field", "body"], 3, "'body'"),
+        (["make", "index", "manuals", "--text-field", "body"], 2, "--text-field: has no effect"),
         (["make", "index"], 2, "text"),
         (["ask", "absent", "disk"], 3, "no such index"),
         (["ask", "manuals/mount.txt", "disk"], 3, "was not made by `bert search make`"),
