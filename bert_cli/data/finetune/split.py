@@ -39,12 +39,27 @@ def hold_out(
 def held_out_rows(rows: Rows, strata: Numbers, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
     """Return a mask [n] of held-out rows: the same fraction of each stratum, at least one group and never all.
 
-    A group has the stratum of its first row. Raises DataError when no stratum has two groups.
+    Rows with a text in common are a group. Where one text, such as the name of a product, links too many of them, only
+    rows with equal texts are. Raises DataError when no stratum has two groups.
     """
-    owner = identify(rows, linked_texts(rows)).groups
-    if np.bincount(owner).max() > (1 - fraction) * len(rows):
-        # One text, such as the name of a product, links too many: only rows with equal texts are a group.
-        owner = identify(rows).groups
+    linked = identify(rows, linked_texts(rows)).groups
+    if np.bincount(linked).max() <= (1 - fraction) * len(rows):
+        held = _held_out_groups(linked, strata, fraction, seed)
+        if held.any():
+            return held[linked]
+    equal = identify(rows).groups
+    held = _held_out_groups(equal, strata, fraction, seed)
+    if not held.any():
+        remedy = "use more examples, or a validation file"
+        problem = "no label has two different texts, so none can be held out"
+        raise DataError(f"held_out_fraction ({fraction})", problem, remedy)
+    return held[equal]
+
+
+def _held_out_groups(
+    owner: Numbers, strata: Numbers, fraction: float, seed: int
+) -> npt.NDArray[np.bool_]:
+    """Return a mask of the groups that are held out; a group has the stratum of its first row."""
     sizes = np.bincount(owner)
     of_group = strata[np.unique(owner, return_index=True)[1]]
     held = np.zeros(len(sizes), np.bool_)
@@ -60,11 +75,7 @@ def held_out_rows(rows: Rows, strata: Numbers, fraction: float, seed: int) -> np
             if not taken or taken + sizes[group] <= room:
                 held[group] = True
                 taken += sizes[group]
-    if not held.any():
-        remedy = "use more examples, or a validation file"
-        problem = "no label has two different texts, so none can be held out"
-        raise DataError(f"held_out_fraction ({fraction})", problem, remedy)
-    return held[owner]
+    return held
 
 
 def warn_of_shared(train: str, rows: Rows, sets: Mapping[str, Rows]) -> None:

@@ -142,7 +142,8 @@ def start(tmp_path):
     yield start_ranks
     for process in (process for ranks in started for process in ranks.processes):
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdout.close()
 
 
 @pytest.mark.slow

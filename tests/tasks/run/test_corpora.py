@@ -161,7 +161,7 @@ def test_the_vocabulary_of_the_records_is_that_of_the_run(home, tmp_path):
     chosen = settings_of(dataset_dir=str(tmp_path), bert_config={"vocab_size": 30400})
     assert sized_by(chosen) is chosen
     unsized = settings_of(dataset_dir=str(tmp_path))
-    for text in ("no JSON", "{}"):
+    for text in ("no JSON", '{"format": 1}'):
         own.write_text(text)
         assert sized_by(unsized) is unsized
 
