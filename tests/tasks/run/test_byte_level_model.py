@@ -72,9 +72,9 @@ def test_a_run_continues_with_the_records_and_the_tokenizer_of_the_model(home, c
     assert (corpus["vocab_size"], described["vocab_size"]) == (508, 512)
     assert {"tokenizer.json", "tokenizer_config.json"} <= {f["name"] for f in corpus["other_files"]}
     assert metrics_of(home / "run")[-1]["validation_bits_per_byte"] > 0
-    assert bert("inspect", home / "records", "--examples", 1) == 0
+    assert bert("inspect", home / "records") == 0
     shown = capsys.readouterr().out
-    assert "predicted tokens" in shown and "Ġ" not in shown
+    assert " -> " in shown and "Ġ" not in shown
 
 
 def test_what_does_not_fit_is_refused_before_any_work(home, tmp_path, capsys):
