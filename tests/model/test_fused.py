@@ -111,7 +111,10 @@ def test_operations_by_the_library_are_the_plain_ones(dtype):
         expected = tf.tensordot(rounded[0], rounded[1], 1) + rounded[2]
         expected = tf.nn.gelu(expected) if is_gelu else expected
         result = tf.cast(run(tf.cast(x, dtype)), tf.float64)
-        np.testing.assert_allclose(result, expected, rtol=size, atol=size)
+        terms = np.abs(expected)
+        if dtype == "bfloat16":  # with AVX2 alone the library adds in bfloat16, too
+            terms = tf.tensordot(tf.abs(rounded[0]), tf.abs(rounded[1]), 1) + tf.abs(rounded[2])
+        assert np.all(np.abs(result - expected) <= size * (terms + 1))
     rows = draw.standard_normal((3, 17, 96)).astype(np.float32) * 3 + 1
     normalize = tf.function(
         lambda x: fused.normalize_by_library(x, gamma, beta, 1e-12),

@@ -170,7 +170,7 @@ class QuestionAnswering(Predictor):
             self.tokenizer,
             training=False,
             max_seq_length=self.max_seq_length,
-            doc_stride=settings.doc_stride,
+            doc_stride=settings.doc_stride or DOC_STRIDE,
             max_query_length=query_length,
         )
         where = [inputs[number].where for number in windows.question]
