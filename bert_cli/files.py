@@ -71,9 +71,9 @@ InnerPath = Annotated[str, AfterValidator(_check_inner)]
 def check_format(where: str, number: object) -> None:
     """Raise ConfigError for a file whose format is not that of this version."""
     if number != FORMAT:
-        found = "no format" if number is None else f"format {number}"
+        its_format = "no format" if number is None else f"format {number}"
         problem = "was made by another version of bert"
-        raise ConfigError(f"{where} ({found})", problem, "make it again")
+        raise ConfigError(f"{where} ({its_format})", problem, "make it again")
 
 
 def _check_own(number: object, info: ValidationInfo) -> object:

@@ -99,7 +99,7 @@ def test_the_code_of_every_command_is_where_the_table_says(name):
     [
         ("out", Path.touch, "download --sample", "must be a folder"),
         ("out/.done/lock", lambda path: path.symlink_to(path.name), "download --sample", "lock: Too many levels of"),
-        ("out/corpus.json", lambda path: path.write_text("{}"), "inspect", "corpus.json (format): Field required"),
+        ("out/corpus.json", lambda path: path.write_text('{"format": 1}'), "inspect", "(masking): Field required"),
     ],
 )  # fmt: skip
 def test_a_file_or_folder_that_cannot_be_used_is_a_message(

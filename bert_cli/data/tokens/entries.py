@@ -1,8 +1,10 @@
-"""The entries of a tokenizer's files that name tokens."""
+"""The entries of a tokenizer's files that name tokens or say how text is normalized."""
 
 from typing import Annotated
 
 from pydantic import BaseModel, Field
+
+from bert_cli.files import JSONObject
 
 
 class AddedToken(BaseModel):
@@ -30,3 +32,13 @@ class ConfigFile(BaseModel):
     additional_special_tokens: list[str | AddedToken] | None = None
     extra_special_tokens: list[str | AddedToken] | dict[str, str | AddedToken] | None = None
     split_special_tokens: bool | None = False
+
+
+def normalizer_entries(description: JSONObject) -> JSONObject:
+    """Return the normalization of a tokenizer.json, with the keys of tokenizer_config.json."""
+    entries: JSONObject = description.get("normalizer") or {}
+    return {
+        "do_lower_case": entries.get("lowercase"),  # None for another kind of normalizer
+        "strip_accents": entries.get("strip_accents"),
+        "tokenize_chinese_chars": entries.get("handle_chinese_chars"),
+    }

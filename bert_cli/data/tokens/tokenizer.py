@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.random import Numbers
-from bert_cli.data.tokens.entries import AddedToken, ConfigFile, TokenizerFile
+from bert_cli.data.tokens.entries import AddedToken, ConfigFile, TokenizerFile, normalizer_entries
 from bert_cli.data.tokens.notation import (
     BYTE_LEVEL,
     COPY_AGAIN,
@@ -479,16 +479,6 @@ class TokenizerFolder:
 def _is_length(value: object) -> TypeGuard[int | float]:
     """Return whether this is a number of tokens; transformers writes 10**30 where there is no limit."""
     return isinstance(value, int | float) and 1 <= value < math.inf
-
-
-def normalizer_entries(description: JSONObject) -> JSONObject:
-    """Return the normalization of a tokenizer.json, with the keys of tokenizer_config.json."""
-    entries: JSONObject = description.get("normalizer") or {}
-    return {
-        "do_lower_case": entries.get("lowercase"),  # None for another kind of normalizer
-        "strip_accents": entries.get("strip_accents"),
-        "tokenize_chinese_chars": entries.get("handle_chinese_chars"),
-    }
 
 
 def library_tokenizer(vocabulary: dict[str, int], normalization: Normalization) -> "Tokenizer":

@@ -59,13 +59,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         scored["retrieval_file"] = [[query] for query in retrieval.queries]
     is_split = is_scored and judged is None and retrieval is None
     if is_split:
-        if repeated := repeats(rows):
-            print_line(f"train_file: {repeated:,} {REPEATED}")
-        strata = np.zeros(len(rows), int)
-        held = held_out_rows(rows, strata, settings.held_out_fraction, settings.seed)
-        scored["held-out rows"] = [rows[n] for n in np.flatnonzero(held)]
+        rows, scored["held-out rows"] = _hold_out(rows, settings)
         retrieval = embeddings.retrieval_of_pairs(scored["held-out rows"])
-        rows = [rows[n] for n in np.flatnonzero(~held)]
     if retrieval is not None:
         texts |= {"queries": retrieval.queries, "documents": retrieval.documents}
     if settings.do_training:
@@ -117,6 +112,17 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         teach=partial(with_vectors, settings, texts=texts["train"]) if has_teacher else None,
         halves=is_split,
     )
+
+
+def _hold_out(
+    rows: Sequence[Sequence[str]], settings: EmbedSettings
+) -> tuple[list[Sequence[str]], list[Sequence[str]]]:
+    """Return the rows of the training and of the scores, and say how many repeat an earlier one."""
+    if repeated := repeats(rows):
+        print_line(f"train_file: {repeated:,} {REPEATED}")
+    strata = np.zeros(len(rows), int)
+    held = held_out_rows(rows, strata, settings.held_out_fraction, settings.seed)
+    return [rows[n] for n in np.flatnonzero(~held)], [rows[n] for n in np.flatnonzero(held)]
 
 
 def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:

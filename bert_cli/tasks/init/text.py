@@ -191,12 +191,12 @@ def copies_of(
     groups: list[set[int]] = [set() for _ in candidates]
     index = -1
     for index, lines in enumerate(documents):
-        found = [names[name]] if (name := plain("".join(lines))) in names else []
+        copies = [names[name]] if (name := plain("".join(lines))) in names else []
         if signatures is not None:
             shared = (signatures == duplicates.signature_of(lines)).mean(1)
-            found += np.flatnonzero(shared >= SIMILAR)[:1].tolist()
-        if found:
-            groups[min(found)].add(index)
+            copies += np.flatnonzero(shared >= SIMILAR)[:1].tolist()
+        if copies:
+            groups[min(copies)].add(index)
     return groups, index + 1
 
 

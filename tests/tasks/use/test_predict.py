@@ -145,7 +145,8 @@ def test_texts_and_pairs_are_classified_as_transformers_does(models, capsys, tmp
 def as_run(model, folder, **settings):
     """Return a copy of a model with the settings of the run that trained it."""
     shutil.copytree(model, folder)
-    (folder / "state.json").write_text(json.dumps({"settings": settings}))
+    state = {"format": 1, "crc32c": {}, "settings": settings}
+    (folder / "state.json").write_text(json.dumps(state))
     return folder
 
 
