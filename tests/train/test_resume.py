@@ -246,7 +246,7 @@ SCALES = asdict(SCALE)
 ODD_STATES = [
     (b"", ""),
     (b"null", ""),
-    (b'{"format": 1}', " (fixed): Field required"),
+    (b'{"format": 1}', " (crc32c): Field required"),
     (b'{"step": ' + b"[" * 5000 + b"]" * 5000 + b"}", ""),
     (b'{"step": ' + b"9" * 5000 + b"}", ""),
     (b'{"format": 1, "step": 1e999}', ""),
