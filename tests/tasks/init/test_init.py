@@ -39,7 +39,7 @@ def home(tmp_path_factory):
     documents = [" ".join(SENTENCES[n : n + 12]) for n in range(0, 360, 12)]
     rows = [json.dumps({"body": document}) + "\n" for document in documents]
     (home / "text.jsonl").write_text("".join(rows))
-    rows = [f"{'good' if n % 2 else 'bad'} film,{n % 2}\n" for n in range(40)]
+    rows = [f"{'good' if n % 2 else 'bad'} film {n},{n % 2}\n" for n in range(40)]
     (home / "labels.csv").write_text("text,label\n" + "".join(rows))
     write_model(home / "model")
     return home
