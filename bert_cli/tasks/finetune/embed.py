@@ -115,8 +115,8 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
 
 
 def _hold_out(
-    rows: Sequence[Sequence[str]], settings: EmbedSettings
-) -> tuple[list[Sequence[str]], list[Sequence[str]]]:
+    rows: list[list[str]], settings: EmbedSettings
+) -> tuple[list[list[str]], list[list[str]]]:
     """Return the rows of the training and of the scores, and say how many repeat an earlier one."""
     if repeated := repeats(rows):
         print_line(f"train_file: {repeated:,} {REPEATED}")
