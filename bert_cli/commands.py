@@ -32,7 +32,7 @@ class Command(NamedTuple):
         kind: type[Settings] = resolve_name(f"bert_cli.config.{self.settings}Settings")
         if not self.training:
             return kind
-        from bert_cli.config.over import over
+        from bert_cli.config.tools import over
 
         return over(kind, self.training, COMMANDS[self.training].settings_class())
 

@@ -66,7 +66,7 @@ def identify(
 
 
 def linked(rows: Iterable[Iterable[Hashable]]) -> list[Hashable]:
-    """Return a group for each row: rows with a name in common, which is no integer, or with one between them."""
+    """Group rows that share a name, directly or through other rows; names are not integers, which number the rows."""
     parents: dict[Hashable, Hashable] = {}
 
     def root(name: Hashable) -> Hashable:
@@ -82,7 +82,7 @@ def linked(rows: Iterable[Iterable[Hashable]]) -> list[Hashable]:
 
 
 def linked_texts(rows: Iterable[Iterable[str]]) -> list[Hashable]:
-    """Return a group for each row: rows with a text in common by `plain`, or with one between them."""
+    """Group rows that share a text by `plain`, directly or through other rows."""
     return linked(filter(None, map(plain, row)) for row in rows)
 
 

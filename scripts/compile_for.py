@@ -5,7 +5,7 @@
     scripts/compile_for.py h100:8 squad --config squad_base --global-batch.replicas 8
     scripts/compile_for.py cpu --config pretrain_tiny_128_phase1 --global-batch.replicas 1
 
-The flags are those of `bert plan`, for the engine jax and a given layout of one stage. Compiling takes seconds to
+It takes the flags of `bert plan`, for the engine jax and a given layout of one stage. Compiling takes seconds to
 minutes, no data and no device. It needs the compilers that jax 0.10.2 takes, in an environment of their own:
 
     pip install jax==0.10.2 libtpu==0.0.42.1           # 0.7 GB, XLA for TPUs: v5e:4x4, v5p:2x2x2, v6e:16x16
@@ -49,7 +49,7 @@ from bert_cli.tasks.run.build import model_of
 from bert_cli.tasks.run.finetune import synthetic_examples
 from bert_cli.tasks.run.resolve import layout_of, runtime
 
-# XLA's GpuTargetConfigProto of a GPU; openxla/xla has those of others in xla/backends/gpu/target_config/specs.
+# XLA's GpuTargetConfigProto of a GPU; openxla/xla has more of them in xla/backends/gpu/target_config/specs.
 H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048

@@ -1,6 +1,7 @@
 """The settings of the commands that inspect, plan, start, list and compare runs, and of completion."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -188,3 +189,25 @@ class CompletionSettings(Settings):
 
     shell: Positional[Literal[SHELLS]]  # type: ignore[valid-type]
     """The shell that reads the script."""
+
+
+EXAMPLES = {
+    "pretrain": "--config pretrain_base_128_phase1",
+    "squad": "--config squad_base",
+    "glue": "--config glue_base",
+    "ner": "--max-seq-length 128",
+    "classify": "--max-seq-length 256",
+    "embed": "--config embed_demo",
+}
+"""Training command -> flags with which its settings are complete."""
+
+
+@cache
+def over(verb: type[TrainSettings], command: str, training: type[TrainSettings]) -> type[Settings]:
+    """Return the class with the settings of a verb and of the training command, as `bert plan squad` has both.
+
+    `{command}` and `{flags}` in the docstring of the verb become the command and the flags of its example.
+    """
+    text = (verb.__doc__ or "").format(command=command, flags=EXAMPLES[command])
+    name = verb.__name__.replace("Run", training.__name__.removesuffix("Settings"))
+    return type(name, (training, verb), {"__doc__": text, "__module__": __name__})

@@ -33,9 +33,9 @@ SETTINGS = {
     "chunk_megabytes": CONSTANT.format("16"),
     "group_files": "join small files before; a group is one file",
     "min_frequency": CONSTANT.format("2"),
-    "max_query_length": "leave it out; the value is that of the training",
-    "max_answer_length": "leave it out; the value is that of the training",
-    "null_score_diff_threshold": "leave it out; the value is that of the training",
+    "max_query_length": "leave it out; the value of the training is used",
+    "max_answer_length": "leave it out; the value of the training is used",
+    "null_score_diff_threshold": "leave it out; the value of the training is used",
     "validation_column": "name the columns of validation_file sentence1, sentence2 and score",
     "examples": "leave it out; `bert inspect` shows one example",
 }

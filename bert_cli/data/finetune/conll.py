@@ -119,7 +119,8 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     language = _LANGUAGE.match(words[0][0])
     if language and all(word.startswith(language[0]) for sentence in words for word in sentence):
         # A word of the language alone was a space.
-        words = [[word.removeprefix(language[0]) or word for word in each] for each in words]
+        prefix = language[0]
+        words = [[word.removeprefix(prefix) or word for word in sentence] for sentence in words]
         remarks[PREFIXED] = sum(map(len, words))
     tags = [[(where, cells[-1]) for where, cells in sentence] for sentence in rows]
     remarks[COUNTED] = column * len(words)

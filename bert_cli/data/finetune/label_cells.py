@@ -12,6 +12,7 @@ import numpy.typing as npt
 from bert_cli.data.io import files
 from bert_cli.data.io.rows import Row, check_columns, check_text, listed
 from bert_cli.errors import DataError, nearest
+from bert_cli.statistics import plain
 
 ZERO_OR_ONE = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 # A list, a tuple, a set or bytes, as Python and pandas write them into a cell.
@@ -113,10 +114,10 @@ def check_spellings(words: Iterable[tuple[str, str]]) -> None:
     """Raise DataError for labels, as (location, label), that differ only in case, white space or number format."""
     spellings: dict[object, tuple[str, str]] = {}
     for where, word in words:
-        plain: object = "".join(word.split()).casefold()
-        with suppress(ArithmeticError):  # it is no number
-            plain = Decimal(word.replace("_", "x")).normalize()
-        before, earlier = spellings.setdefault(plain, (word, where))
+        spelled: object = plain(word)
+        with suppress(ArithmeticError):  # of a word that is not a number
+            spelled = Decimal(word.replace("_", "x")).normalize()
+        before, earlier = spellings.setdefault(spelled, (word, where))
         if before != word:
             problem = f"label '{word}' is spelled '{before}' in {earlier}"
             raise DataError(where, problem, "use one spelling, or rename one")

@@ -197,8 +197,9 @@ def calibration_error(probability: Floats, is_right: Column) -> float:
     (Kumar et al. 2019, "Verified Uncertainty Calibration", section 4). A bin of one text says nothing.
     """
     bins = np.clip(np.ceil(probability * BINS).astype(int) - 1, 0, BINS - 1)
-    columns = (np.bincount(bins, of, BINS) for of in (None, is_right, probability))
-    sizes, right, sums = np.stack([*columns])[:, np.bincount(bins, minlength=BINS) > 1]
+    columns = (np.bincount(bins, weights, BINS) for weights in (None, is_right, probability))
+    table = np.stack([*columns])
+    sizes, right, sums = table[:, table[0] > 1]
     accuracy = right / sizes
     chance = accuracy * (1.0 - accuracy) / (sizes - 1)
     squares = sizes * (np.square(accuracy - sums / sizes) - chance)
@@ -231,5 +232,7 @@ def describe_calibration(decision: Decision, logits: Floats, labels: Column) -> 
 def _errors(decision: Decision, logits: Floats, labels: Column) -> list[float]:
     """Return the calibration errors with the temperature and without."""
     is_right = logits.argmax(1) == labels
-    temperatures = decision.temperature, 1.0
-    return [calibration_error(confidences(logits, each), is_right) for each in temperatures]
+    return [
+        calibration_error(confidences(logits, temperature), is_right)
+        for temperature in (decision.temperature, 1.0)
+    ]

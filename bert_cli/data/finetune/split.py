@@ -81,9 +81,9 @@ def _held_out_groups(
 def warn_of_shared(train: str, rows: Rows, sets: Mapping[str, Rows]) -> None:
     """Print a warning for each of the `sets` that has texts of the training `rows`."""
     known = {plain(text) for row in rows for text in row} - {""}
-    for name, others in sets.items():
-        if shared := sum(not known.isdisjoint(map(plain, row)) for row in others):
+    for name, scored in sets.items():
+        if shared := sum(not known.isdisjoint(map(plain, row)) for row in scored):
             print_error(
-                f"warning: {shared:,} of {count(len(others), 'row')} of {name} share a text with {train}, so the "
+                f"warning: {shared:,} of {count(len(scored), 'row')} of {name} share a text with {train}, so the "
                 "scores show memory, too; leave these texts out of one of them"
             )

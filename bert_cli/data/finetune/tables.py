@@ -218,7 +218,7 @@ def read_table(
     if not label_columns:
         return examples_of(texts, None, ids, None, remarks)
     wheres = [where for where, _ in labels]
-    lists = [(of,) if isinstance(of, str) else of for _, of in labels]
+    lists = [(label,) if isinstance(label, str) else label for _, label in labels]
     is_alone = label_names is None and not any(len(row) > 1 for row in lists)
     if any(lists) and label_separator is not None and is_alone:
         problem = "does not separate labels: no text has two"

@@ -133,14 +133,14 @@ def _label_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
         # Of a list, the type of its items.
-        items = {name: of.get("feature", of) for name, of in features.items()}
-        return {name: of["names"] for name, of in items.items() if of.get("_type") == "ClassLabel"}
+        types = {name: column.get("feature", column) for name, column in features.items()}
+        return {name: t["names"] for name, t in types.items() if t.get("_type") == "ClassLabel"}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
-    """Return the names of label numbers; a number without a name is no label."""
+    """Return the names of label numbers, None for a number without a name."""
     if isinstance(value, list):
         return [_named(item, names) for item in value]
     if isinstance(value, int):

@@ -1,7 +1,7 @@
 """Masked tokens of a block of examples (Devlin et al. 2018, "BERT", section 3.1).
 
 Every random bit is a hash of the example's key and a position, so a mask depends neither on the other rows of a block
-nor on the process that draws it. A mask covers single tokens or whole words.
+nor on the process that draws it. A mask covers single tokens or all tokens of a word.
 
 Shapes: B examples, S positions, P masked positions, V vocabulary size, W words of a row, at most S.
 """

@@ -112,10 +112,10 @@ class Index:
 
         Raises DataError for an index that has changed since it was sealed.
         """
-        if (
-            os.getpid() != self._process
-        ):  # another thread of the other process may have held the lock
-            self._of_other_process = self.table, self._file  # which only that one can close
+        # A forked process has a copy of the lock, which a thread of the other process may hold for ever, and of a
+        # connection that only the other process may close.
+        if os.getpid() != self._process:
+            self._of_other_process = self.table, self._file
             self._open()
         with self._lock, report_damage(self.path):
             if self.table.in_transaction:  # within another snapshot
@@ -155,13 +155,12 @@ class Index:
 
     @property
     def has_vectors(self) -> bool:
-        """Return whether every passage has a vector. Raises DataError for what is none, or has another size."""
+        """Return whether every passage has a vector. Raises DataError for values that are not vectors of one size."""
         sizes = "SELECT DISTINCT typeof(value), length(value) % 2, length(value) FROM vectors"
         kinds = self.table.execute(sizes).fetchall()
         if len(kinds) > 1 or any(kind[:2] != ("blob", 0) for kind in kinds):
-            raise DataError(
-                str(self.path), "has vectors that are absent or of several sizes", AGAIN
-            )
+            problem = "has vectors that are absent or of several sizes"
+            raise DataError(str(self.path), problem, AGAIN)
         return not self.is_empty and self._value(LACKING) is None
 
     def _load(self) -> None:
@@ -236,9 +235,8 @@ class Index:
 
     def without_vector(self) -> list[int]:
         """Return the number of a passage for each text without a vector."""
-        return [
-            number for (number,) in self.table.execute(f"{LACKING} GROUP BY hash ORDER BY min(id)")
-        ]
+        rows = self.table.execute(f"{LACKING} GROUP BY hash ORDER BY min(id)")
+        return [number for (number,) in rows]
 
     def texts(self, numbers: Sequence[int]) -> list[str]:
         """Return the texts of passages."""
@@ -348,10 +346,9 @@ class Index:
 
     def _hit(self, number: np.int64, score: float, question: str) -> Hit:
         columns = "text, title, name || suffix, path || suffix, start, stop"
-        place = f"SELECT {columns} FROM places WHERE id = ?"
-        text, title, document, file, start, stop = self.table.execute(
-            place, [int(number)]
-        ).fetchone()
+        query = f"SELECT {columns} FROM places WHERE id = ?"
+        row = self.table.execute(query, [int(number)]).fetchone()
+        text, title, document, file, start, stop = row
         spans = words.spans(text, {*self._terms(question)})
         return Hit(text, title, document, score, file, start, stop, spans, int(number))
 

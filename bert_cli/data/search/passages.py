@@ -27,12 +27,9 @@ FINAL = re.compile(r"[.!?;,…。！？；，][\"'”’»」』)\]*_]*$")
 MARKUP = re.compile(r"#{1,6} ")
 TITLE_LINES = 20  # at the beginning of a document
 NAMED_TITLE = re.compile(r"(?:#\+title:|\\title\{)\s*(.*?)\}?\s*", re.IGNORECASE)
-NO_TITLE = re.compile(
-    r"#\+|#!|\\|<\?|%|:\w|\.\. |\.\\"
-)  # lines for programs in Org, TeX, reST, roff, scripts
-UNSEEN = re.compile(
-    r"<!--.*?-->|\[?!\[[^]]*\]\([^)]*\)(?:\]\([^)]*\))?", re.DOTALL
-)  # comments, images, badges
+# Lines for programs in Org, TeX, reST, roff and scripts; then comments, images and badges.
+NO_TITLE = re.compile(r"#\+|#!|\\|<\?|%|:\w|\.\. |\.\\")
+UNSEEN = re.compile(r"<!--.*?-->|\[?!\[[^]]*\]\([^)]*\)(?:\]\([^)]*\))?", re.DOTALL)
 TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 DATA = re.compile(r"(?:data:[\w/+.;-]+,)?[A-Za-z0-9+/]{200,}=*|^[A-Za-z0-9+/]{60,}=*$")
 WORD = re.compile(r"[^\W_]")
@@ -44,9 +41,9 @@ class Document(NamedTuple):
     title: str
     lines: Sequence[str]
     number: int = 1
-    """Its row, or place, in the file."""
+    """Its row in the file, or its position among the documents of plain text."""
     is_named: bool = False
-    """Whether the title is none of its lines."""
+    """Whether the title stands outside its lines, in a field or in front matter."""
 
 
 class Passage(NamedTuple):
@@ -99,8 +96,8 @@ def _first_line(lines: Sequence[str]) -> str:
     shown = UNSEEN.sub("", "\n".join(lines[:TITLE_LINES])).split("\n")
     titles = (match[1] for line in shown if (match := NAMED_TITLE.fullmatch(line)))
     bare = (TAG.sub("", line) if line.startswith("<") else line for line in shown)
-    others = (line for line in bare if WORD.search(line) and not NO_TITLE.match(line))
-    return next(chain(titles, others), lines[0])
+    texts = (line for line in bare if WORD.search(line) and not NO_TITLE.match(line))
+    return next(chain(titles, texts), lines[0])
 
 
 def running_heads(lines: Sequence[str]) -> set[int]:
@@ -178,21 +175,17 @@ def _units(lines: Sequence[str], split: Split) -> Iterator[Unit | None]:
             for start, stop in filter(lambda span: span[0] < span[1], _around_data(line)):
                 if start:
                     yield None
+                begin = offset + start
                 for first, last in _sentences(line[start:stop], split):
-                    place = offset + start
-                    yield Unit(place + first, place + last, number in headings)
+                    yield Unit(begin + first, begin + last, number in headings)
         offset += len(line) + 1
 
 
 def _around_data(line: str) -> Iterator[tuple[int, int]]:
-    """Yield the characters of a line that are no data in base64, such as a picture."""
+    """Yield the parts of a line around data in base64, such as a picture."""
     start = 0
     for match in DATA.finditer(line):
-        if (
-            re.search("[a-z]", match[0])
-            and re.search("[A-Z]", match[0])
-            and re.search(r"\d", match[0])
-        ):
+        if all(re.search(kind, match[0]) for kind in ("[a-z]", "[A-Z]", r"\d")):
             yield start, match.start()
             start = match.end()
     yield start, len(line)

@@ -1,4 +1,4 @@
-"""The words of passages and questions: one folding for both, and the places of words in the original text.
+"""The words of passages and questions: one folding for both, and the positions of words in the original text.
 
 Python decides what a word is and which words are equal; SQLite's FTS5 gets folded words between spaces. In scripts
 without spaces each letter is indexed as a word, and a question looks for pairs of neighbours: most words of Chinese
@@ -68,7 +68,7 @@ def _indexed(run: str) -> str:
 
 
 def folded(text: str) -> str:
-    """Return text as it is compared: without case, marks and forms of letters; spaces for what is no word."""
+    """Return text without case, marks and forms of letters, for comparisons; other characters become spaces."""
     return NOT_ASCII.sub(lambda run: _folded(run[0]), text.lower())
 
 
@@ -110,7 +110,7 @@ def check(question: str) -> None:
 
 def spans(text: str, asked: Collection[str]) -> list[tuple[int, int]]:
     """Return the characters of a text that are words, or pairs of neighbours, of those that are asked."""
-    compared, places = _folded_with_places(text)
+    compared, positions = _folded_with_positions(text)
     matches = list(WORD.finditer(compared))
     marked = {n for n, word in enumerate(matches) if word[0] in asked}
     for n, (first, second) in enumerate(pairwise(matches)):
@@ -118,22 +118,22 @@ def spans(text: str, asked: Collection[str]) -> list[tuple[int, int]]:
             marked |= {n, n + 1}
     bold: list[tuple[int, int]] = []
     for n in sorted(marked):
-        start = places[matches[n].start()][0]
-        stop = places[matches[n].end() - 1][1]
+        start = positions[matches[n].start()][0]
+        stop = positions[matches[n].end() - 1][1]
         if bold and bold[-1][1] >= start:
             start = bold.pop()[0]
         bold.append((start, stop))
     return bold
 
 
-def _folded_with_places(text: str) -> tuple[str, list[tuple[int, int]]]:
+def _folded_with_positions(text: str) -> tuple[str, list[tuple[int, int]]]:
     """Return the folded text, and the characters of the text that each of its characters was."""
     compared: list[str] = []
-    places: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = []
     for run in RUN_OF_KIND.finditer(text):
         if run[0].isascii():
             compared.append(run[0].lower())
-            places += [(n, n + 1) for n in range(run.start(), run.end())]
+            positions += [(n, n + 1) for n in range(run.start(), run.end())]
             continue
         start = run.start()
         for stop in range(start + 1, run.end() + 1):
@@ -141,9 +141,9 @@ def _folded_with_places(text: str) -> tuple[str, list[tuple[int, int]]]:
             more = _folded(text[start : stop + 1]) if stop < run.end() else letters
             if stop < run.end() and more != letters + _folded(text[stop]):
                 continue  # parts of a syllable
-            if not letters and places:  # a mark
-                places[-1] = (places[-1][0], stop)
+            if not letters and positions:  # a mark
+                positions[-1] = (positions[-1][0], stop)
             compared.append(letters)
-            places += [(start, stop)] * len(letters)
+            positions += [(start, stop)] * len(letters)
             start = stop
-    return "".join(compared), places
+    return "".join(compared), positions

@@ -44,7 +44,7 @@ CHECKPOINT = ("checkpoint_wait_seconds", "checkpoint_write_seconds")
 FAILED = [-1.0, -1.0]
 
 LOG_EVERY_STEPS = 1000
-"""Steps between the lines of a measurement, besides those of the first and the last step: a line takes time."""
+"""Steps between the lines of a measurement, besides the lines of the first and the last step: a line takes time."""
 ROUNDS = 7
 ROUND_SECONDS = 0.05
 """Minimum seconds for which a round repeats a product: a shorter round measures the clock."""

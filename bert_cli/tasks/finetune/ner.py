@@ -53,8 +53,10 @@ def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source
     task = Task(len(names), names, train, {"validation": features}, evaluate, best="f1")
     if train is None:
         return task
-    texts, others = ([[" ".join(words)] for words in of.words] for of in (sentences, held_out))
-    warn_of_shared("train", texts, {"validation": others})
+    trained, scored = (
+        [[" ".join(words)] for words in read.words] for read in (sentences, held_out)
+    )
+    warn_of_shared("train", trained, {"validation": scored})
 
     def of_each_word() -> dict[str, Result]:
         predicted = np.concatenate(by_word(sentences.words, sentences.labels, held_out.words))

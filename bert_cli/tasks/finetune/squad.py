@@ -39,8 +39,8 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Sour
         return Task(2, None, train, best="f1")
     questions, windows = _read(settings, tokenizer, "validation_file")
     if settings.do_training:
-        contexts, others = ([[row.context] for row in of] for of in (learned, questions))
-        warn_of_shared("train_file", contexts, {"validation_file": others})
+        trained, scored = ([[row.context] for row in rows] for rows in (learned, questions))
+        warn_of_shared("train_file", trained, {"validation_file": scored})
     evaluate = partial(_evaluate, settings, questions, windows, gold_of(questions))
     return Task(2, None, train, {"validation": windows.features}, evaluate, best="f1")
 

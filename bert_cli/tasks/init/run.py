@@ -1,4 +1,4 @@
-"""`bert init`: write the config and the commands of a run that suits a text and this machine, or those of an index.
+"""`bert init`: write the config and the commands for training a model on a text on this machine, or for an index.
 
 For a run it measures some steps on synthetic examples, calls `recipe.choose` and prints the choice with its reasons.
 The commands are ordinary commands; no file that a run reads is particular to `bert init`.
@@ -147,7 +147,7 @@ def search_commands(settings: InitSettings, questions: Sequence[str], reading: s
     """Return the commands of an index; `reading` has the words that read the input."""
     index = shlex.quote(str(settings.out / "search.index"))
     return [
-        "# an index of your text, and questions: ask your own in their place",
+        "# an index of your text, and questions: replace them with your own",
         f"bert search make {index} {reading} --model {shlex.quote(str(settings.start))}",
         *(f"bert search ask {index} {shlex.quote(asked)}" for asked in questions),
     ]

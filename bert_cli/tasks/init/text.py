@@ -140,17 +140,17 @@ def divide(
     """Write about so many documents to text/PART.jsonl of a folder. Return a sentence that is not trained on.
 
     `read` begins to read the documents. Those that repeat a held-out one are left out. Raises DataError for fewer than
-    two documents to hold out beside as many others.
+    two documents to hold out and as many to train on.
     """
     every = held_out_every(number)
     candidates = [*itertools.islice(read(), every - 1, MOST_HELD_OUT * every, every)]
     groups, total = copies_of(read(), candidates)
     part_of: dict[int, str] = {}
     left_out: set[int] = set()
-    for place, group in zip(itertools.count(every - 1, every), groups, strict=False):
-        if place in group and len(part_of) + len(left_out) + len(group) <= total / 2:
-            part_of[place] = PARTS[2 - len(part_of) % 2]
-            left_out |= group - {place}
+    for number, group in zip(itertools.count(every - 1, every), groups, strict=False):
+        if number in group and len(part_of) + len(left_out) + len(group) <= total / 2:
+            part_of[number] = PARTS[2 - len(part_of) % 2]
+            left_out |= group - {number}
     if len(part_of) < 2:
         problem = f"has fewer than {MIN_DOCUMENTS} different documents"
         raise DataError("input", problem, "use more text: a part of the documents is held out")
@@ -207,12 +207,12 @@ def sentences_of(lines: Iterable[str], split: Callable[[str], list[str]]) -> lis
 
 def plain_sentence(sentences: Sequence[str]) -> str:
     """Return the first sentence of plain words that names its subject, if there is one."""
-    plain = [sentence for sentence in sentences if PLAIN_SENTENCE.fullmatch(sentence)]
-    return next(itertools.filterfalse(PRONOUN.match, plain), (plain or sentences)[0])
+    simple = [sentence for sentence in sentences if PLAIN_SENTENCE.fullmatch(sentence)]
+    return next(itertools.filterfalse(PRONOUN.match, simple), (simple or sentences)[0])
 
 
 def questions_of(documents: Iterable[list[str]], split: Callable[[str], list[str]]) -> list[str]:
-    """Return questions to ask the index of a text: whole questions of it, or else titles and a sentence."""
+    """Return questions to ask the index of a text: its own questions, or else titles and a sentence."""
     sentences: list[str] = []
     titles: list[str] = []
     for lines in itertools.islice(documents, ASKED_DOCUMENTS):

@@ -103,18 +103,18 @@ def _measure(name: str, start: Sample, trained: Sample, *, is_low: bool = False)
 
 
 def _of_labels(out: Path) -> Iterator[Measure]:
-    """Yield the accuracy of a classifier beside each baseline of its run, first the best on the half that chooses."""
+    """Yield the accuracy of a classifier and of each baseline of its run, first the best on the half that chooses."""
     trained = read_samples(out / "classifier").get("accuracy")
     if trained is None:
         return
     starts: list[tuple[float, str, Sample]] = []
-    for place in (out / "classifier").glob("baselines_*/*"):
-        every = Result(read_samples(place))
+    for folder in (out / "classifier").glob("baselines_*/*"):
+        every = Result(read_samples(folder))
         choosing = every.half(choosing=True).scores["accuracy"]
         for result in (every, every.half(choosing=False)):
             sample = result.samples["accuracy"]
             if sample.examples.digest == trained.examples.digest:
-                starts.append((choosing, place.name, sample))
+                starts.append((choosing, folder.name, sample))
     for _, name, start in sorted(starts, key=lambda start: -start[0]):
         yield _measure(f"accuracy (start: {name})", start, trained)
 

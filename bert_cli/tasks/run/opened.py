@@ -41,7 +41,7 @@ INPUTS = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_
 FOREIGN_CODE = ("auto_map", "custom_pipelines")
 UNLIMITED = 2**31 - 1
 NONE = "none"
-"""The label of a text of which the model is not sure enough."""
+"""The label of a text where the model is not sure enough."""
 Columns = Mapping[str, Any]
 Floats = npt.NDArray[np.float32]
 Row = JSONObject

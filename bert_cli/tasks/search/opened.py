@@ -83,7 +83,7 @@ def model_of(opened: Index) -> Model | None:
     except CheckpointError as error:
         where = f"{opened.path} (vectors of the model {name})"
         remedy = (
-            "run `bert search make` with --model NEW, which keeps the vectors of the same model at another place, "
+            "run `bert search make` with --model NEW, which keeps the vectors if only the model's folder was moved, "
             "or ask with --words"
         )
         raise CheckpointError(where, error.problem, remedy) from None

@@ -92,9 +92,7 @@ def _write(settings: ExportSettings, source: models.Source, origin: str) -> None
     out = settings.out
     task = opened.task_of(source, None)
     pool = ARCHITECTURES[source.config.architecture].last_blocks[POOL.name]
-    texts = (
-        [] if settings.compare_on is None else int8.read_texts(settings.compare_on, source, task)
-    )
+    texts = int8.read_texts(settings.compare_on, source, task)
     model = opened.open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
     with atomic_folder(out, origin=origin) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")

@@ -57,8 +57,10 @@ def quantize(path: Path) -> None:
     quantize_dynamic(graph, path, OPERATORS, **weights)
 
 
-def read_texts(path: Path, source: models.Source, task: str) -> list[Input]:
-    """Return the first texts of a file, which has the form that `bert predict` reads. Raises DataError for few."""
+def read_texts(path: Path | None, source: models.Source, task: str) -> list[Input]:
+    """Return the first texts of a file in a form that `bert predict` reads, none without. Raises DataError for few."""
+    if path is None:
+        return []
     kind = predictors()[task]
     columns = predict.default_columns(source, path, task)
     settings = PredictSettings(model=".", input=path, text_column=columns)

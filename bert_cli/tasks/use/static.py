@@ -60,9 +60,7 @@ def run(settings: ExportSettings) -> None:
         return
     if is_set(settings, "dimensions"):
         check_dimensions(settings.dimensions, source)
-    texts = (
-        [] if settings.compare_on is None else int8.read_texts(settings.compare_on, source, "embed")
-    )
+    texts = int8.read_texts(settings.compare_on, source, "embed")
     predictor = open_vectors(source, batch_size=256)
     print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
     table = piece_vectors(predictor, settings.dimensions)
