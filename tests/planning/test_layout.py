@@ -26,7 +26,7 @@ TINY = BertConfig(
     intermediate_size=256, max_position_embeddings=128,
 )  # fmt: skip
 STAGES = [["emb"], ["hid*2"], ["hid*2"], ["enc_out", "pool", "heads"]]
-GROUP = GroupBertConfig(**TINY.model_dump())
+GROUP = GroupBertConfig(**{**TINY.model_dump(), "architecture": "groupbert"})
 ON_THREE = {"pipeline_stages": STAGES, "pipeline_device_mapping": [0, 1, 2, 0]}
 
 
