@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # not needed by `bert --help`
-    from bert_cli.config.settings import Settings
+    from bert_cli.settings.settings import Settings
 
 
 class Command(NamedTuple):

@@ -117,7 +117,7 @@ def exceeded(package: Size, tests: Size, bounds: dict[str, int]) -> list[str]:
 
 
 def main() -> int:
-    """Print the numbers; return 1 if one is above its bound."""
+    """Print the numbers; return 1 if one is above its bound or two folders import each other."""
     package, tests = size_of_folder(ROOT / "bert_cli"), size_of_folder(ROOT / "tests")
     print(f"bert_cli: {package}")
     print(f"tests: {tests}")
@@ -127,7 +127,7 @@ def main() -> int:
     problems = exceeded(package, tests, settings["tool"]["bert"]["size"])
     for problem in problems:
         print(problem, file=sys.stderr)
-    return 1 if problems else 0
+    return 1 if problems or circles else 0
 
 
 if __name__ == "__main__":

@@ -19,21 +19,22 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bert_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = {
-    "errors": -2, "text": -2, "processes": -1, "files": 0, "progress": 1, "config": 1, "facts": 1, "parse": 1,
+    "errors": -2, "text": -2, "processes": -1, "files": 0, "progress": 1,
+    "settings": 1, "facts": 1, "config": 1, "parse": 1,
     "planning": 2, "commands": 2,
     "data": 3, "model": 3, "optim": 3, "parallel": 4, "train": 5, "tasks": 6, "cli": 7, "__init__": 7, "__main__": 8,
     "statistics": -1,
 }  # fmt: skip
-SETTINGS = {"config", "facts", "parse"}
-"""One layer: settings name heads and architectures, which are shapes, which are settings."""
+SETTINGS = ("settings", "facts", "config", "parse")
+"""Folders of the layer of settings from the ground up."""
 DATA = ("random", "io", "text", "search", "tokens", "records", "examples", "finetune")
 """Folders of data/ from the ground up."""
 HEAVY = {"tensorflow", "jax", "keras", "torch", "transformers"}
 ENGINES = ("tensorflow", "jax")
 # Packages and modules that load in milliseconds, so that their ideas are tested in milliseconds.
 LIGHT = [
-    "errors", "files", "processes", "cli", "config", "facts", "parse", "planning", "data", "optim/schedule", "commands",
-    "train",
+    "errors", "files", "processes", "cli", "settings", "config", "facts", "parse", "planning", "data", "optim/schedule",
+    "commands", "train",
     *(f"parallel/{name}" for name in ("cluster", "devices", "engine", "group", "launcher", "runtime")),
     *(f"tasks/look/{name}" for name in ("plan", "runs", "plot", "machine")),
     "tasks/bench/run", "tasks/launch", "tasks/search", "statistics",
@@ -67,7 +68,8 @@ def wrong_imports(path: Path, source: str) -> list[str]:
     for name in set(imports(source)) - {"bert_cli.__version__"}:
         imported = name.split(".")[1]
         is_lower = imported in LAYERS and LAYERS[imported] < LAYERS[package]
-        is_lower = is_lower or {imported, package} <= SETTINGS
+        if {imported, package} <= {*SETTINGS}:
+            is_lower = SETTINGS.index(imported) < SETTINGS.index(package)
         if imported != package and not is_lower:
             wrong.append(f"{path.relative_to(ROOT)} imports {name}")
         for framework in {*ENGINES} - {engine}:

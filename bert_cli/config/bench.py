@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from bert_cli.config.settings import JsonSettings, Needs, Positive, Settings, Shared, Unless
 from bert_cli.config.training import TrainSettings
+from bert_cli.settings.settings import JsonSettings, Needs, Positive, Settings, Shared, Unless
 
 
 class BenchSettings(Settings):

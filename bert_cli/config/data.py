@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from bert_cli.config.markers import PathOrName, Positional, Recorded
-from bert_cli.config.settings import OutSettings, SettingError, Settings, Shared, Unless
 from bert_cli.processes import cpu_count
+from bert_cli.settings.markers import PathOrName, Positional, Recorded
+from bert_cli.settings.settings import OutSettings, SettingError, Settings, Shared, Unless
 
 Documents = Literal["blank-lines", "files"]
 MASK_TOKENS = {(384, 0.15): 56, (512, 0.15): 76}  # by length and fraction, as in BERT's configs

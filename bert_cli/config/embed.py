@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bert_cli.config.finetune import UNSCORED, FinetuneSettings, check_once
-from bert_cli.config.markers import Fixed, PathOrName, Usual
-from bert_cli.config.settings import SettingError, Settings
 from bert_cli.facts import heads
+from bert_cli.settings.markers import Fixed, PathOrName, Usual
+from bert_cli.settings.settings import SettingError, Settings
 from bert_cli.text import count
 
 

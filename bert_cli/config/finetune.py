@@ -12,12 +12,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from bert_cli.config.markers import Collective, Fixed, PathOrName, Usual
-from bert_cli.config.settings import Needs, Positive, SettingError, Settings, Unless, as_list
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
+from bert_cli.settings.markers import Collective, Fixed, PathOrName, Usual
+from bert_cli.settings.settings import Needs, Positive, SettingError, Settings, Unless, as_list
 from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from bert_cli.config.data import DocumentSettings, TextInputSettings, TextSettings
-from bert_cli.config.markers import PathOrName, Positional
-from bert_cli.config.settings import (
+from bert_cli.settings.markers import PathOrName, Positional
+from bert_cli.settings.settings import (
     DryRunSettings,
     EngineSettings,
     OutSettings,

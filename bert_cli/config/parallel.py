@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from bert_cli.config.markers import Usual
-from bert_cli.config.settings import Positive, SettingError, Settings, Unless, as_list
 from bert_cli.facts.heads import LAST_BLOCKS
+from bert_cli.settings.markers import Usual
+from bert_cli.settings.settings import Positive, SettingError, Settings, Unless, as_list
 from bert_cli.text import count
 
 

@@ -6,12 +6,12 @@ from typing import ClassVar, Literal
 from pydantic import field_validator
 
 from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
-from bert_cli.config.markers import Collective, Fixed, PathOrName, Usual
-from bert_cli.config.settings import Needs, Positive, SettingError
 from bert_cli.config.training import TrainSettings, WeightedCorpus
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
+from bert_cli.settings.markers import Collective, Fixed, PathOrName, Usual
+from bert_cli.settings.settings import Needs, Positive, SettingError
 
 
 class PretrainSettings(TrainSettings):

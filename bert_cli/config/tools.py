@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from bert_cli.config.data import Masking
-from bert_cli.config.markers import Hidden, Positional
-from bert_cli.config.settings import (
+from bert_cli.config.training import TrainSettings
+from bert_cli.settings.markers import Hidden, Positional
+from bert_cli.settings.settings import (
     Devices,
     DryRunSettings,
     EngineSettings,
@@ -20,7 +21,6 @@ from bert_cli.config.settings import (
     Settings,
     Shared,
 )
-from bert_cli.config.training import TrainSettings
 
 SHELLS = ("bash", "zsh", "fish")
 LAST_PORT = 65_535

@@ -11,9 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from bert_cli.config.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
 from bert_cli.config.parallel import Cluster, Parallel, Wandb
-from bert_cli.config.settings import (
+from bert_cli.facts.architectures import ARCHITECTURES, ModelShape
+from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.heads import Head
+from bert_cli.facts.optimizers import OPTIMIZERS
+from bert_cli.settings.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
+from bert_cli.settings.settings import (
     Devices,
     Needs,
     Positive,
@@ -23,10 +27,6 @@ from bert_cli.config.settings import (
     Unless,
     is_set,
 )
-from bert_cli.facts.architectures import ARCHITECTURES, ModelShape
-from bert_cli.facts.bert import BertConfig
-from bert_cli.facts.heads import Head
-from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.text import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]

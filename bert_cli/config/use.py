@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bert_cli.config.markers import PathOrName, Positional
-from bert_cli.config.settings import (
+from bert_cli.facts import heads
+from bert_cli.settings.markers import PathOrName, Positional
+from bert_cli.settings.settings import (
     EngineSettings,
     JsonSettings,
     NewOutSettings,
@@ -15,7 +16,6 @@ from bert_cli.config.settings import (
     Shared,
     Unless,
 )
-from bert_cli.facts import heads
 
 PREDICT_TASKS = (*dict.fromkeys(head.task for head in heads.heads()), "similarity")
 

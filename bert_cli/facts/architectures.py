@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationInfo
 from pydantic.fields import FieldInfo
 
-from bert_cli.config.settings import SettingError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.facts.heads import LAST_BLOCKS, Block, Head
 from bert_cli.facts.modernbert import BLOCKS, ModernBertConfig
+from bert_cli.settings.settings import SettingError
 
 
 class Part(NamedTuple):

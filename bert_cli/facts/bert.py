@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bert_cli.config.markers import Hidden
-from bert_cli.config.settings import Depth, Probability, SettingError, Settings, Size
 from bert_cli.facts.products import Product
 from bert_cli.files import JSONObject
+from bert_cli.settings.markers import Hidden
+from bert_cli.settings.settings import Depth, Probability, SettingError, Settings, Size
 
 
 class BertConfig(Settings):

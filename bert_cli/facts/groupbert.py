@@ -2,9 +2,9 @@
 
 from typing import ClassVar, Literal
 
-from bert_cli.config.settings import Positive, SettingError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.products import Product
+from bert_cli.settings.settings import Positive, SettingError
 
 
 class GroupBertConfig(BertConfig):

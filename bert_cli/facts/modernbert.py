@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError
 from pydantic_core import InitErrorDetails
 
-from bert_cli.config.settings import Depth, Positive, Size
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Block
 from bert_cli.facts.products import BatchShape, Product
 from bert_cli.files import JSONObject
+from bert_cli.settings.settings import Depth, Positive, Size
 
 Theta = Annotated[float, Field(gt=1.0)]
 RENAMED = {"layer_norm_eps": "norm_eps", "hidden_act": "hidden_activation"}

@@ -16,8 +16,6 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from bert_cli.config.markers import POSITIONAL, is_path
-from bert_cli.config.settings import RUN_LENGTHS, SettingError, Settings
 from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import OWN_CHECKSUM, JSONObject, check_format, read_json
@@ -26,6 +24,8 @@ from bert_cli.parse.old_names import adapt, instead_of, our_name, why_no_effect
 from bert_cli.parse.options import flag_of, parse_words, sections_of, split_at_dashes
 from bert_cli.parse.removed import removed_setting
 from bert_cli.processes import print_help
+from bert_cli.settings.markers import POSITIONAL, is_path
+from bert_cli.settings.settings import RUN_LENGTHS, SettingError, Settings
 
 Model = TypeVar("Model", bound=Settings)
 

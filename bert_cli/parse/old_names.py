@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bert_cli.config.settings import RUN_LENGTHS
 from bert_cli.facts.heads import Head
 from bert_cli.files import JSONObject
+from bert_cli.settings.settings import RUN_LENGTHS
 
 TRUE = ("true", "t", "1", "yes", "y", "on")
 FALSE = ("false", "f", "0", "no", "n", "off")

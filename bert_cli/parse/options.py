@@ -19,13 +19,13 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from bert_cli.config.markers import HIDDEN, POSITIONAL, USUAL, group_of, is_path, kinds_of
-from bert_cli.config.settings import Shared
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import JSONObject, json_with_unique_keys
 from bert_cli.parse.old_names import FALSE, TRUE, ignored_keys, instead_of, old_names_of, our_name
 from bert_cli.parse.removed import removed_setting
+from bert_cli.settings.markers import HIDDEN, POSITIONAL, USUAL, group_of, is_path, kinds_of
+from bert_cli.settings.settings import Shared
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 METAVARS = {int: "INT", float: "NUMBER", Path: "PATH", str: "TEXT", dict: "JSON"}

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple, TypeVar
 
-from bert_cli.config.markers import Engine
 from bert_cli.config.parallel import Parallel
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import (
@@ -15,6 +14,7 @@ from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Head
 from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind
 from bert_cli.facts.products import BatchShape
+from bert_cli.settings.markers import Engine
 
 Order = TypeVar("Order", bound=TrainSettings)
 

@@ -10,10 +10,10 @@ from bert_cli.config.data import (
     PreprocessSettings,
     TokenizeSettings,
 )
-from bert_cli.config.settings import Settings
 from bert_cli.data.records import index, tokenize
 from bert_cli.data.text import extract, preprocess
 from bert_cli.processes import print_line
+from bert_cli.settings.settings import Settings
 
 
 def run(settings: DataChainSettings) -> None:

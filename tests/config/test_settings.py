@@ -4,9 +4,9 @@ from support.orders import order
 from support.settings import RUN
 
 from bert_cli.config.data import TokenizeSettings
-from bert_cli.config.markers import recorded
 from bert_cli.planning.layout import propose
 from bert_cli.planning.workload import laid_out, workload_of
+from bert_cli.settings.markers import recorded
 
 
 def test_a_run_writes_the_settings_of_its_architecture_alone(tmp_path, monkeypatch):

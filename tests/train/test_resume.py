@@ -14,10 +14,10 @@ from support.model_inputs import hidden_of, make_examples
 from support.settings import SHAPE
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config import markers
-from bert_cli.config.markers import marked
 from bert_cli.errors import CheckpointError
 from bert_cli.files import OWN_CHECKSUM, STATE
+from bert_cli.settings import markers
+from bert_cli.settings.markers import marked
 from bert_cli.tasks.run import models, start
 from bert_cli.tasks.run.job import Draft
 from bert_cli.train import checkpoint

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_cli.config.settings import is_set
 from bert_cli.config.tools import InspectSettings
 from bert_cli.data.examples.reader import shuffled
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
@@ -28,6 +27,7 @@ from bert_cli.data.tokens.tokenizer import Vocabulary, read_vocabulary, vocabula
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_line
+from bert_cli.settings.settings import is_set
 from bert_cli.text import count, format_bytes
 
 BARS = 16

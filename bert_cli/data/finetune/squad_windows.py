@@ -17,7 +17,6 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
-from bert_cli.config.settings import Positive
 from bert_cli.data.finetune.features import (
     Arrays,
     Features,
@@ -33,6 +32,7 @@ from bert_cli.data.finetune.squad import Answer, Question, best_score, gold_of, 
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
+from bert_cli.settings.settings import Positive
 
 Numbers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]

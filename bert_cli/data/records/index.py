@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import IndexSettings
-from bert_cli.config.markers import recorded
 from bert_cli.data.io.files import compression_of
 from bert_cli.data.io.inputs import visible_files
 from bert_cli.data.io.manifest import Stats, Step, checksums, known_checksums, write_manifest
@@ -39,6 +38,7 @@ from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import FORMAT, JSON, JSONObject, atomic_file, size_of, write_json_atomically
 from bert_cli.processes import print_line
+from bert_cli.settings.markers import recorded
 
 INDEX_MANIFEST = "index_manifest.json"  # manifest.json belongs to the step that made the records
 INDEX_FRACTION = 0.05  # bytes of an index for a byte of records, at most

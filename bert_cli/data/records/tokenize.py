@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking, RecipeSettings, TokenizeSettings
-from bert_cli.config.markers import recorded
 from bert_cli.data.io.documents import text_blocks
 from bert_cli.data.io.files import Outputs, Part, Reading, bundle, shard_of, split_part, text_bytes
 from bert_cli.data.io.inputs import TextInput, open_text
@@ -37,6 +36,7 @@ from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary, read_vocab
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.processes import print_line
+from bert_cli.settings.markers import recorded
 from bert_cli.text import count
 
 RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range

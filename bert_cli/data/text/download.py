@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 
 from bert_cli import __version__
 from bert_cli.config.data import DownloadSettings
-from bert_cli.config.markers import recorded
 from bert_cli.data.io import manifest
 from bert_cli.data.io.manifest import OutputFolder, Stats, Step
 from bert_cli.data.io.runner import Progress, plan_disk_space, summary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import name_path, write_atomically
 from bert_cli.processes import print_error, print_line
+from bert_cli.settings.markers import recorded
 from bert_cli.text import format_bytes
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bert_cli.config.data import ExtractSettings
-from bert_cli.config.markers import recorded
 from bert_cli.data.io.files import compression_of
 from bert_cli.data.io.manifest import Shard, Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
@@ -31,6 +30,7 @@ from bert_cli.data.text.wikitext import PAGE_ID, Site, document, site_of
 from bert_cli.errors import ConfigError, DataError, needs_extra
 from bert_cli.files import JSONObject, file_crc32c
 from bert_cli.processes import kill_program, print_line, start_program
+from bert_cli.settings.markers import recorded
 
 CHUNK_BYTES = 16_000_000  # of XML per output file: the unit of restart and of parallel work
 PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them

@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from bert_cli.config.data import PreprocessSettings
-from bert_cli.config.markers import recorded
 from bert_cli.data.io import files
 from bert_cli.data.io.documents import Kind, marked_lines
 from bert_cli.data.io.inputs import find_root, open_text
@@ -25,6 +24,7 @@ from bert_cli.data.io.wrapping import CUT, NUMBERED, TWO_COLUMNS
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error, print_line
+from bert_cli.settings.markers import recorded
 from bert_cli.text import count
 
 SHARD_BYTES = 16_000_000  # of a large file, or of small files together: some seconds of work

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert_cli.config.data import VocabSettings
-from bert_cli.config.markers import recorded
 from bert_cli.data.io.documents import text_blocks
 from bert_cli.data.io.files import Part, Reading
 from bert_cli.data.io.inputs import open_text
@@ -31,6 +30,7 @@ from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject, read_json, verify_checkpoint
 from bert_cli.processes import print_error, print_line
+from bert_cli.settings.markers import recorded
 from bert_cli.text import count
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import json
 from dataclasses import asdict
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import parse_bytes
 from bert_cli.config.tools import PlanRunSettings
 from bert_cli.config.training import TrainSettings, short
 from bert_cli.errors import ConfigError
@@ -17,6 +16,7 @@ from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_line, print_table
+from bert_cli.settings.settings import parse_bytes
 from bert_cli.tasks.run.corpora import with_rows_for_records
 from bert_cli.text import count, format_bytes
 

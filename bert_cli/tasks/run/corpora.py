@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import is_set
 from bert_cli.data.examples.reader import Batching, ExampleStream, Mixture, Reader, shuffled
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
@@ -27,6 +26,7 @@ from bert_cli.files import JSONObject
 from bert_cli.parse.load import changed
 from bert_cli.planning.checks import Check, of_vocabulary
 from bert_cli.processes import print_error
+from bert_cli.settings.settings import is_set
 from bert_cli.text import count
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import Any, Generic
 
 import numpy as np
 
-from bert_cli.config.markers import FIXED, marked
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.examples.reader import ExampleStream, Stream
@@ -25,6 +24,7 @@ from bert_cli.planning.checks import Check
 from bert_cli.planning.plan import Plan, length_of, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
+from bert_cli.settings.markers import FIXED, marked
 from bert_cli.statistics import Sample
 from bert_cli.tasks.run import corpora, resolve
 from bert_cli.tasks.run.corpora import Read, RecordFolder

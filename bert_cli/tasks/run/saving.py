@@ -14,12 +14,12 @@ from functools import partial
 
 import numpy as np
 
-from bert_cli.config.markers import COLLECTIVE
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.files import FORMAT, with_checksum, write_json_atomically
 from bert_cli.parallel.devices import traits_of_results
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_line
+from bert_cli.settings.markers import COLLECTIVE
 from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.job import Job
 from bert_cli.tasks.run.resolve import runtime

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Literal
 
 from bert_cli import statistics
-from bert_cli.config.markers import UNTRACKED
 from bert_cli.data.examples.reader import read_ahead
 from bert_cli.errors import DeviceError
 from bert_cli.facts.heads import SEVERAL_LABELS
@@ -22,6 +21,7 @@ from bert_cli.parallel.group import watchdog
 from bert_cli.planning import checks, layout
 from bert_cli.planning.plan import describe
 from bert_cli.processes import print_line
+from bert_cli.settings.markers import UNTRACKED
 from bert_cli.tasks.run import build, saving, start
 from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.job import Job

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bert_cli.config.markers import Engine
 from bert_cli.config.parallel import Parallel
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch
@@ -13,6 +12,7 @@ from bert_cli.files import JSON, is_stdout, output_json
 from bert_cli.parse.load import load_file
 from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_error, print_line, print_table
+from bert_cli.settings.markers import Engine
 from bert_cli.statistics import Sample, intervals
 from bert_cli.tasks.run import build, corpora, job, pretrain, start
 from bert_cli.tasks.run.job import Draft

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bert_cli.config.markers import Engine
 from bert_cli.config.use import PredictSettings
 from bert_cli.errors import ConfigError
 from bert_cli.processes import print_error
+from bert_cli.settings.markers import Engine
 from bert_cli.tasks.run.opened import Floats, Input, Predictor, Row
 from bert_cli.tasks.use.predict import build, check_input, input_of, prepare, warn_of_single_texts
 from bert_cli.text import count

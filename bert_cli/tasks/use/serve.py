@@ -20,7 +20,6 @@ from typing import Any
 
 from pydantic import Field
 
-from bert_cli.config.settings import Settings
 from bert_cli.config.use import ServeSettings
 from bert_cli.data.search import words
 from bert_cli.data.search.index import Half
@@ -28,6 +27,7 @@ from bert_cli.errors import BertError, ConfigError, needs_extra
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import Loaded, validate
 from bert_cli.processes import print_error, print_line, quiet_imports
+from bert_cli.settings.settings import Settings
 from bert_cli.tasks.search import opened
 
 try:

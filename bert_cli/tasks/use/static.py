@@ -15,13 +15,13 @@ import numpy.typing as npt
 from keras import ops
 from scipy.stats import spearmanr
 
-from bert_cli.config.settings import is_set
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.notation import TOKENIZER_FILE
 from bert_cli.files import atomic_folder, check_new_folder, origin_of
 from bert_cli.processes import print_line
+from bert_cli.settings.settings import is_set
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import INPUTS, Input
 from bert_cli.tasks.run.vectors import Embedding, check_dimensions, open_vectors

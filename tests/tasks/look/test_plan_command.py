@@ -11,10 +11,10 @@ from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.config.settings import parse_bytes
 from bert_cli.parse.load import configs_folder, load
 from bert_cli.planning.memory import estimate
 from bert_cli.planning.workload import workload_of
+from bert_cli.settings.settings import parse_bytes
 
 BASE = ["plan", "pretrain", "--config", "pretrain_base_128_phase1"]
 AUTO = ["--parallel.layout", "auto"]

@@ -18,8 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from bert_cli.config.markers import Engine, Positional, is_path, kinds_of
 from bert_cli.files import is_utf8
+from bert_cli.settings.markers import Engine, Positional, is_path, kinds_of
 
 Positive = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=1, le=10**7)]
