@@ -100,7 +100,7 @@ def test_transformers_finds_the_same_answer(base, answered, architecture):
     run, trust = answered, {"trust_remote_code": architecture == "groupbert"}
     if architecture != "bert":
         changes = {"architecture": architecture, "num_hidden_layers": 1, "layer_norm_eps": 1e-3}
-        config = shape_of({**TINY.model_dump(), **changes})
+        config = shape_of({**TINY.model_dump(exclude_unset=True), **changes})
         last_blocks = ARCHITECTURES[architecture].heads["heads"].last_blocks
         blocks = build_blocks(config, seed=3, policy="float32", last_blocks=last_blocks)
         write_model(base / architecture, config, blocks=blocks)

@@ -29,7 +29,11 @@ def parity():
 
 @pytest.fixture(scope="module")
 def records(parity, tmp_path_factory):
-    parity.subprocess = SimpleNamespace(run=lambda words, **_: run_bert(*words[3:]))
+    def run(words, **_):
+        done = run_bert(*words[3:])
+        assert done.returncode == 0, done.stderr
+
+    parity.subprocess = SimpleNamespace(run=run)
     return parity.make_records(tmp_path_factory.mktemp("sample"))
 
 
