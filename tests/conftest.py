@@ -34,7 +34,7 @@ LONGEST_FIRST = (
 
 SLOW_FIRST = (
     "slurm_cluster", "docs", "processes", "jax_features", "jax_layouts", "layouts", "pretrain", "export", "init",
-    "faults", "wheel", "plan_command", "scaling", "streams", "finetune", "schedules", "several_labels",
+    "wheel", "plan_command", "scaling", "streams", "finetune", "schedules", "several_labels",
     "embed", "serve", "beside_pytorch", "windows", "embed_teacher", "jax_mesh",
     "modernbert_commands", "adapt",
 )  # fmt: skip

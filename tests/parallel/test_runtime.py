@@ -1,27 +1,10 @@
 """The functions and values that every engine's modules have."""
 
-import inspect
-from importlib import import_module
-
 import pytest
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.runtime import Layout, Runtime, divide_devices
-
-
-@pytest.mark.parametrize("engine", ["tensorflow", "jax"])
-def test_the_module_of_an_engine_has_the_functions_of_the_runtime(engine):
-    """mypy does not compare them: the module is imported by name."""
-    module = import_module(f"bert_cli.parallel.{engine}.mesh")
-    for name, function in inspect.getmembers(Runtime, inspect.isfunction):
-        if not name.startswith("_"):
-            assert kinds(getattr(module, name)) == kinds(function)[1:], name
-
-
-def kinds(function) -> list[tuple[str, object]]:
-    parameters = inspect.signature(function).parameters.values()
-    return [(parameter.name, parameter.kind) for parameter in parameters]
+from bert_cli.parallel.runtime import Layout, divide_devices
 
 
 def test_each_replica_has_devices_of_its_own():

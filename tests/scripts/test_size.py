@@ -4,22 +4,6 @@ from support.command_lines import script
 
 size = script("size.py")
 
-SOURCE = '''"""A module
-of two lines."""
-
-import ast
-
-# A comment.
-value = ast.parse("1 + 1")  # beside code
-'''
-
-
-def test_code_lines_and_nodes_leave_out_docstrings_imports_comments_and_blank_lines():
-    # Nodes: a docstring and its text, an import, an assignment with its target, and a call of an
-    # attribute of a name with one argument.
-    counted = size.Size(files=1, lines=7, code_lines=1, comment_lines=1, nodes=9)
-    assert size.size_of_source(SOURCE) == counted
-
 
 def test_folders_that_import_each_other_are_named_also_if_only_types_need_it(tmp_path):
     package = tmp_path / "bert_cli"

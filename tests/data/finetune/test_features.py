@@ -1,6 +1,5 @@
 """Features: encoding, padding, the order of a run, and the cache."""
 
-import itertools
 import tracemalloc
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune import features
-from bert_cli.data.records.sentence_pairs import truncated_lengths
 from bert_cli.errors import DataError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
@@ -110,14 +108,6 @@ def test_a_token_counts_in_the_window_with_the_most_context():
                 value = [100 * c + length[w] for c, w in zip(context, holds, strict=True)]
                 wins = [bool(best[w][token - first[w]]) for w in holds]
                 assert wins == [n == value.index(max(value)) for n in range(len(holds))]
-
-
-def test_the_longer_text_loses_its_last_piece_until_both_fit():
-    for lengths in itertools.product(range(9), range(9), range(1, 10)):
-        first, second, room = lengths
-        while first + second > room:
-            first, second = (first - 1, second) if first > second else (first, second - 1)
-        assert truncated_lengths(*map(np.array, lengths)) == (first, second)
 
 
 def test_a_batch_is_padded_after_each_example():

@@ -175,19 +175,6 @@ def test_the_calibration_error_is_that_of_scikit_learns_bins_without_what_chance
     assert found == pytest.approx(expected, abs=1e-12) and found > 0.1
 
 
-def test_a_calibrated_model_has_no_calibration_error_on_average():
-    """Of 100 texts chance alone makes gaps of 0.1: their squares, and what is subtracted, have the same mean."""
-    draw = np.random.default_rng(0)
-    errors = []
-    for too_sure in [0.0] * 200 + [0.2] * 200:
-        probability = draw.uniform(0.4, 0.7, 100)
-        right = draw.random(100) < probability
-        errors.append(of_texts.calibration_error(probability + too_sure, right))
-    calibrated, other = np.split(np.array(errors), 2)
-    assert np.median(calibrated) < 0.02
-    assert np.sqrt(np.mean(other**2)) == pytest.approx(0.2, abs=0.01)
-
-
 def test_a_temperature_is_kept_only_if_it_lowers_the_error_where_it_was_not_chosen():
     logits, labels = drawn_answers(400)
     for temperature, kept in ((2.5, 2.5), (0.5, 1.0), (40.0, 1.0), (1.0, 1.0)):

@@ -1,6 +1,5 @@
 """Simple methods: equal to scikit-learn called directly, or to a case counted by hand."""
 
-import json
 import math
 
 import numpy as np
@@ -65,25 +64,6 @@ def test_each_of_several_labels_has_a_regression_and_labels_have_weights_as_in_s
         assert (predicted == judge.predict(held_out)).all() and len({*predicted}) == 3
     usual = simple.most_frequent(several, 2)
     assert 1 / (1 + np.exp(-usual)) == pytest.approx(np.tile(several.mean(0), (2, 1)), abs=1e-5)
-
-
-def test_the_words_of_long_texts_name_their_article_behind_a_paragraph_of_another(shared_data):
-    """Counts of words have 0.957 here."""
-    file = shared_data / "squad/dev-v1.1.rebuilt.json"
-    articles = [
-        [paragraph["context"] for paragraph in article["paragraphs"]]
-        for article in json.loads(file.read_text("utf-8"))["data"]
-    ]
-    articles.sort(key=len, reverse=True)
-    others = (paragraph for article in articles[10:] for paragraph in article)
-    texts = [
-        " ".join([next(others), *article[3 * n : 3 * n + 3]])
-        for article in articles[:10]
-        for n in range(14)
-    ]
-    labels = np.repeat(np.arange(10), 14)
-    found = simple.by_regression(texts[::2], labels[::2], texts[1::2])
-    assert (found == labels[1::2]).mean() == 1.0
 
 
 def test_letters_of_scripts_without_spaces_are_words():

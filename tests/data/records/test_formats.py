@@ -204,37 +204,3 @@ def test_a_size_of_two_lengths_or_of_no_record_is_rejected():
     for size in (-5, 0, 60, 10**9):
         with pytest.raises(DataError, match=rf"a frame of {size} bytes.*up to 128 tokens"):
             formats.dynamic_lengths(np.array([100, size]), 128)
-
-
-def test_two_packs_of_three_sequences_are_the_known_ones():
-    sequences = {
-        "input_ids": [[2, 9, 3, 8, 3], [2, 4, 3, 0, 0], [2, 6, 5, 3, 0]],
-        "input_mask": [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0]],
-        "segment_ids": [[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]],
-        "masked_lm_positions": [[1, 3], [1, 0], [2, 0]],
-        "masked_lm_ids": [[11, 12], [13, 0], [14, 0]],
-        "masked_lm_weights": [[1, 1], [1, 0], [1, 0]],
-        "next_sentence_labels": [1, 0, 0],
-        "next_sentence_weights": [1, 1, 1],
-    }
-    columns = as_columns({name: np.array(rows) for name, rows in sequences.items()})
-    packs = formats.pack_columns(columns, np.array([2, 1]), (9, 4, 3), pad=7)
-    expected = {
-        "input_ids": [[2, 9, 3, 8, 3, 2, 4, 3, 7], [2, 6, 5, 3, 7, 7, 7, 7, 7]],
-        "input_mask": [[1, 1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0, 0, 0, 0]],
-        "segment_ids": [[0, 0, 0, 1, 1, 0, 0, 0, 0], [0] * 9],
-        "masked_lm_positions": [[1, 3, 6, 0], [2, 0, 0, 0]],
-        "masked_lm_ids": [[11, 12, 13, 0], [14, 0, 0, 0]],
-        "masked_lm_weights": [[1, 1, 1, 0], [1, 0, 0, 0]],
-        "next_sentence_labels": [[1, 0, 0], [0, 0, 0]],
-        "next_sentence_weights": [[1, 1, 0], [1, 0, 0]],
-        "position_ids": [[0, 1, 2, 3, 4, 0, 1, 2, 0], [0, 1, 2, 3, 0, 0, 0, 0, 0]],
-        "next_sentence_positions": [[0, 5, 0], [0, 0, 0]],
-    }
-    assert_equal(packs, as_columns({name: np.array(rows) for name, rows in expected.items()}))
-    for sizes, message in (
-        ((7, 4, 3), r"\(8 tokens\): is more than the 7 that fit"),
-        ((9, 2, 3), r"\(3 masked positions\): is more than the 2 that fit"),
-    ):
-        with pytest.raises(DataError, match=message):
-            formats.pack_columns(columns, np.array([2, 1]), sizes, pad=7)

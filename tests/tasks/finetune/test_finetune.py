@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.bert import run_bert
 from support.hf_models import change_weights
 from support.metrics import printed_scores, scores_of
 from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of
@@ -251,20 +250,6 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
 
 
 # --- where a run starts
-
-
-@pytest.mark.slow
-def test_processes_of_stages_change_nothing(base, trained):
-    run = base / "processes"
-    flags = ["--global-batch.replicas", "2", "--global-batch.grad-acc-steps-per-replica", "1"]
-    flags += ["--parallel.pipeline-stages", '[["emb"],["hid"],["pool","glue_head"]]']
-    flags += ["--parallel.pipeline-device-mapping", "[0,1,0]"]
-    done = run_bert("launch", "--processes", "2", "--", *arguments(base, run, *flags))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(json.dumps(scores_of(run))) == 1
-    losses, expected = ([line["loss"] for line in metrics_of(path)] for path in (run, trained))
-    assert losses == pytest.approx(expected, abs=1e-4)
-    assert scores_of(run) == pytest.approx(scores_of(trained), abs=1e-6)
 
 
 def without(words, flag):

@@ -15,9 +15,6 @@ from support.bert import run_bert
 from support.command_lines import script
 from support.tiny_models import OTHERS, write_model
 
-from bert_cli.config.finetune import GlueSettings
-from bert_cli.parse.load import load
-
 ROOT = Path(__file__).parents[3]
 MICRO_BATCH_SIZE = 4
 
@@ -44,14 +41,6 @@ def test_the_losses_are_those_of_pytorch_at_every_step(optimizer, steps, fall, p
     assert ours.shape == theirs.shape == (steps,)
     assert np.abs(ours - theirs).max() <= parity.LIMIT
     assert ours[-5:].mean() < ours[0] - fall
-
-
-def test_the_table_has_a_column_for_each_side(parity, tmp_path):
-    losses = {"AdamW": (np.array([9.0]), np.array([8.0])), "LAMB": (np.array([7.0]), np.array([6]))}
-    parity.write_table(tmp_path / "parity.csv", losses)
-    header, row = (tmp_path / "parity.csv").read_text().splitlines()
-    assert header == "step,AdamW_ours,AdamW_pytorch,LAMB_ours,LAMB_pytorch"
-    assert row == "1,9.0000000,8.0000000,7.0000000,6.0000000"
 
 
 def write_sentiment(folder, rows):
@@ -87,9 +76,3 @@ def test_fine_tuning_without_dropout_reaches_the_scores_of_pytorch(tmp_path, mon
     assert ours["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-9)
     assert 0.6 < ours["accuracy"] < 0.95
     assert "sst2 accuracy pytorch" in capsys.readouterr().out
-
-
-def test_a_recipe_that_the_pytorch_side_lacks_is_refused():
-    settings, _ = load(GlueSettings, ["--optimizer-opts.name", "LAMB"], "glue")
-    with pytest.raises(SystemExit, match="the PyTorch side knows only"):
-        script("beside_pytorch").refuse_other_recipes(settings)

@@ -28,7 +28,7 @@ from bert_cli.data.random import chooses
 from bert_cli.statistics import identify, mean_of, sample_of
 from bert_cli.tasks.finetune import embed, texts
 from bert_cli.tasks.run import pretrain
-from bert_cli.tasks.run.task import Result, Scorer, Task, compare, half_of, kept_baselines
+from bert_cli.tasks.run.task import Result, Task, compare, half_of, kept_baselines
 from bert_cli.train import history
 
 
@@ -128,20 +128,6 @@ def test_other_judgements_and_other_texts_have_other_baselines(tmp_path):
     assert kept[0].examples.digest != kept[1].examples.digest
     texts_of = [examples_of([(text, "same")] * 2) for text in ("a day", "A day")]
     assert len({texts._digest({"validation": rows}) for rows in texts_of}) == 2
-
-
-@pytest.mark.parametrize(
-    ("halves", "groups", "note"),
-    [
-        (False, "aab", ""),
-        (True, "aab", ", from the half of the held-out texts that chose nothing"),
-        (True, "aaa", ", chosen on the same examples"),
-    ],
-)
-def test_a_note_says_what_the_scores_are_of(halves, groups, note):
-    scorer = SimpleNamespace(task=Task(2, None, None, best="accuracy", halves=halves))
-    result = Result({"accuracy": mean_of([0.0, 0.5, 1.0], groups)})
-    assert Scorer.reported(scorer, result).note == note
 
 
 @pytest.mark.parametrize("kind", ["retrieval", "pairs"])
