@@ -22,10 +22,10 @@ class Command(NamedTuple):
     """Module and class of the settings, relative to `config` and without the ending `Settings`."""
     help: str
     """The line of `bert --help`."""
-    kind: str
+    kind: str = "continues"
     """`continues` when it is started again, `writes` files from the start, or `shows` its result on standard output."""
     training: str = ""
-    """The command whose run it looks at: it takes the settings of that command, too."""
+    """The training command whose settings it takes, too: it looks at such a run."""
 
     def settings_class(self) -> "type[Settings]":
         """Import and return the settings class."""
@@ -53,15 +53,11 @@ GROUPS = {
     "plan": "many machines",
 }
 _ROWS = {
-    "init": ("tasks.init.run", "init.Init", "choose a run for a text and this machine"),
-    "verdict": ("tasks.init.verdict", "init.Verdict", "judge a run of `bert init`"),
-    "doctor": (
-        "tasks.look.doctor",
-        "tools.Doctor",
-        "check this machine, or a run before it starts",
-    ),
-    "doctor pretrain": ("tasks.look.doctor", "tools.DoctorRun", "check a run of pre-training"),
-    "completion": ("tasks.completion", "tools.Completion", "print a shell completion script"),
+    "init": ("tasks.init.run", "init.Init", "choose a run for a text and this machine", "writes"),
+    "verdict": ("tasks.init.verdict", "init.Verdict", "judge a run of `bert init`", "writes"),
+    "doctor": ("tasks.look.doctor", "tools.Doctor", "check this machine, or a run before it starts", "shows"),
+    "doctor pretrain": ("tasks.look.doctor", "tools.DoctorRun", "check a run of pre-training", "shows", "pretrain"),
+    "completion": ("tasks.completion", "tools.Completion", "print a shell completion script", "shows"),
     "download": ("data.text.download", "data.Download", "download a Wikipedia dump"),
     "extract": ("data.text.extract", "data.Extract", "extract text from a dump"),
     "preprocess": ("data.text.preprocess", "data.Preprocess", "split text into sentences"),
@@ -69,63 +65,40 @@ _ROWS = {
     "tokenize": ("data.records.tokenize", "data.Tokenize", "make training records from sentences"),
     "index": ("data.records.index", "data.Index", "index records for random access"),
     "data": ("tasks.data", "data.DataChain", "run extract to index in one call"),
-    "inspect": ("data.examples.inspect", "tools.Inspect", "show and check a folder of records"),
+    "inspect": ("data.examples.inspect", "tools.Inspect", "show and check a folder of records", "shows"),
     "pretrain": ("tasks.run.pretrain", "pretrain.Pretrain", "pre-train BERT"),
     "squad": ("tasks.finetune.squad", "finetune.Squad", "fine-tune on question answering (SQuAD)"),
     "glue": ("tasks.finetune.texts", "finetune.Glue", "fine-tune on a task of GLUE or CLUE"),
     "ner": ("tasks.finetune.ner", "finetune.Ner", "fine-tune on token classification (CoNLL)"),
     "classify": ("tasks.finetune.texts", "finetune.Classify", "fine-tune on text classification"),
     "embed": ("tasks.finetune.embed", "embed.Embed", "train vectors of texts for similarity"),
-    "predict": ("tasks.use.predict", "use.Predict", "run a model on texts"),
-    "serve": ("tasks.use.serve", "use.Serve", "open a page to search or to try a model"),
-    "search": ("", "search.Search", "find passages of your own text"),
+    "predict": ("tasks.use.predict", "use.Predict", "run a model on texts", "shows"),
+    "serve": ("tasks.use.serve", "use.Serve", "open a page to search or to try a model", "shows"),
+    "search": ("", "search.Search", "find passages of your own text", "shows"),
     "search make": ("tasks.search.make", "search.SearchMake", "read text into an index"),
-    "search ask": ("tasks.search.ask", "search.SearchAsk", "print passages that answer a question"),
-    "search score": ("tasks.search.score", "search.SearchScore", "score answers to your questions"),
-    "search export": ("tasks.search.export", "search.SearchExport", "write passages as a table"),
-    "export": ("tasks.use.export", "use.Export", "export a model to another runtime"),
-    "shrink": ("tasks.use.shrink", "use.Shrink", "write some layers of a model as a model"),
-    "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records"),
-    "average": ("tasks.use.average", "use.Average", "average the checkpoints of a run"),
-    "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results"),
-    "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs"),
-    "compare": ("tasks.look.runs:compare", "tools.Compare", "compare two runs"),
-    "bench": ("", "bench.Bench", "measure how fast this machine trains"),
-    "bench pretrain": ("tasks.bench.run", "bench.BenchRun", "measure pre-training"),
-    "bench squad": ("tasks.bench.run", "bench.BenchRun", "measure fine-tuning on SQuAD"),
-    "plan": ("", "tools.Plan", "estimate or propose a layout"),
-    "plan pretrain": ("tasks.look.plan", "tools.PlanRun", "estimate pre-training"),
-    "plan squad": ("tasks.look.plan", "tools.PlanRun", "estimate fine-tuning on SQuAD"),
-    "plan glue": ("tasks.look.plan", "tools.PlanRun", "estimate fine-tuning on GLUE or CLUE"),
-    "plan ner": ("tasks.look.plan", "tools.PlanRun", "estimate token classification"),
-    "plan classify": ("tasks.look.plan", "tools.PlanRun", "estimate text classification"),
-    "plan embed": ("tasks.look.plan", "tools.PlanRun", "estimate the training of vectors"),
+    "search ask": ("tasks.search.ask", "search.SearchAsk", "print passages that answer a question", "shows"),
+    "search score": ("tasks.search.score", "search.SearchScore", "score answers to your questions", "shows"),
+    "search export": ("tasks.search.export", "search.SearchExport", "write passages as a table", "writes"),
+    "export": ("tasks.use.export", "use.Export", "export a model to another runtime", "writes"),
+    "shrink": ("tasks.use.shrink", "use.Shrink", "write some layers of a model as a model", "writes"),
+    "evaluate": ("tasks.use.evaluate", "use.Evaluate", "score a checkpoint on held-out records", "shows"),
+    "average": ("tasks.use.average", "use.Average", "average the checkpoints of a run", "writes"),
+    "runs": ("tasks.look.runs", "tools.Runs", "list runs with progress and results", "shows"),
+    "plot": ("tasks.look.plot", "tools.Plot", "plot the metrics of runs", "writes"),
+    "compare": ("tasks.look.runs:compare", "tools.Compare", "compare two runs", "shows"),
+    "bench": ("", "bench.Bench", "measure how fast this machine trains", "writes"),
+    "bench pretrain": ("tasks.bench.run", "bench.BenchRun", "measure pre-training", "writes", "pretrain"),
+    "bench squad": ("tasks.bench.run", "bench.BenchRun", "measure fine-tuning on SQuAD", "writes", "squad"),
+    "plan": ("", "tools.Plan", "estimate or propose a layout", "shows"),
+    "plan pretrain": ("tasks.look.plan", "tools.PlanRun", "estimate pre-training", "shows", "pretrain"),
+    "plan squad": ("tasks.look.plan", "tools.PlanRun", "estimate fine-tuning on SQuAD", "shows", "squad"),
+    "plan glue": ("tasks.look.plan", "tools.PlanRun", "estimate fine-tuning on GLUE or CLUE", "shows", "glue"),
+    "plan ner": ("tasks.look.plan", "tools.PlanRun", "estimate token classification", "shows", "ner"),
+    "plan classify": ("tasks.look.plan", "tools.PlanRun", "estimate text classification", "shows", "classify"),
+    "plan embed": ("tasks.look.plan", "tools.PlanRun", "estimate the training of vectors", "shows", "embed"),
     "launch": ("tasks.launch", "tools.Launch", "start a command as several processes"),
-}
-# By both words or the first; all other commands continue.
-_NAMES_OF_KINDS = {
-    "shows": "inspect, doctor, predict, serve, search, evaluate, plan, runs, compare, completion",
-    "writes": "init, export, search export, shrink, average, bench, plot, verdict",
-    "continues": "search make",
-}
-_KINDS = {name: kind for kind, names in _NAMES_OF_KINDS.items() for name in names.split(", ")}
-VERBS = ("doctor", "bench", "plan")
-"""First words that take the command of a run and its settings."""
-
-
-def _training_of(name: str) -> str:
-    verb, _, command = name.partition(" ")
-    return command if verb in VERBS and command in _ROWS else ""
-
-
-COMMANDS = {
-    name: Command(
-        *row,
-        _KINDS.get(name) or _KINDS.get(name.split()[0], "continues"),
-        _training_of(name),
-    )
-    for name, row in _ROWS.items()
-}
+}  # fmt: skip
+COMMANDS = {name: Command(*row) for name, row in _ROWS.items()}
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -16,7 +16,7 @@ from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, T
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
-from bert_cli.settings.markers import Collective, Fixed, PathOrName, Usual
+from bert_cli.settings.markers import Fixed, PathOrName, Usual
 from bert_cli.settings.settings import Needs, Positive, SettingError, Settings, Unless, as_list
 from bert_cli.text import count
 
@@ -102,11 +102,11 @@ class FinetuneSettings(TrainSettings):
     """Number of epochs: passes over the training examples."""
     do_training: bool = True
     """Train the model; otherwise only score it."""
-    do_validation: Collective[bool] = True
+    do_validation: bool = True
     """Score on the development set after each epoch and at the end, and select the best checkpoint."""
-    seeds: Collective[Positive] = 1
+    seeds: Positive = 1
     """Number of runs with consecutive seeds, each in a folder seed_*; scores get a mean and standard deviation."""
-    early_stop: Collective[Positive | None] = None
+    early_stop: Positive | None = None
     """End the training after this many evaluations in a row without a better score; by default it reaches its last
     step."""
     cache_dir: Path | None = Path("~/.cache/bert/features")
@@ -223,7 +223,7 @@ class GlueSettings(TaskSettings):
     cmnli, ocnli, wsc, csl of CLUE."""
     dataset_dir: Path | None = None
     """Folder of GLUE (with CoLA, MRPC and so on), of CLUE, or of the single task."""
-    do_test: Collective[bool] = False
+    do_test: bool = False
     """Also predict the test set with the best checkpoint, in the format of the benchmark server."""
 
 

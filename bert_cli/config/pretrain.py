@@ -10,7 +10,7 @@ from bert_cli.config.training import TrainSettings, WeightedCorpus
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
-from bert_cli.settings.markers import Collective, Fixed, PathOrName, Usual
+from bert_cli.settings.markers import Fixed, PathOrName, Usual
 from bert_cli.settings.settings import Needs, Positive, SettingError
 
 
@@ -32,7 +32,7 @@ class PretrainSettings(TrainSettings):
     dataset_dir: Usual[PathOrName | list[WeightedCorpus] | None] = None
     """Folder of records with a corpus.json. To mix several folders by weight, repeat the
     flag, or use a list of {"path": ..., "weight": ...} in the config. `$DATASETS_DIR` and `~` are expanded."""
-    validation_dir: Collective[Usual[PathOrName | None]] = None
+    validation_dir: Usual[PathOrName | None] = None
     """Folder of records for the evaluation every `evaluate_every_steps`."""
     generated_dataset: Fixed[bool] = False
     """Train on synthetic examples instead of the records in dataset_dir, to test a machine or a layout."""
@@ -46,7 +46,7 @@ class PretrainSettings(TrainSettings):
     max_sequences_per_pack: Fixed[Positive] = 1
     """Maximum number of sequences in a pack. With 2 or more, short sequences of dynamic records are packed while
     reading, and samples and the batch of the learning rate are counted in sequences."""
-    evaluation_examples: Collective[Positive] = 10_000
+    evaluation_examples: Positive = 10_000
     """Examples of an evaluation, from the start of the validation order."""
 
     @field_validator("dataset_dir", mode="before")

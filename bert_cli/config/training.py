@@ -16,7 +16,7 @@ from bert_cli.facts.architectures import ARCHITECTURES, ModelShape
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Head
 from bert_cli.facts.optimizers import OPTIMIZERS
-from bert_cli.settings.markers import Collective, Engine, Fixed, PathOrName, Untracked, Usual
+from bert_cli.settings.markers import Engine, Fixed, PathOrName, Usual
 from bert_cli.settings.settings import (
     Devices,
     Needs,
@@ -189,13 +189,13 @@ class TrainSettings(Settings):
     COMMAND: ClassVar[str]
     """The command that trains, also of settings that plan, measure or check a run."""
     SAVES = True
-    about: Untracked[About | None] = None
+    about: About | None = None
     """Description of this config, printed when the run starts."""
     bert_config: Fixed[ModelShape] = BertConfig()
     """The shape of the model."""
     max_seq_length: Fixed[Usual[Annotated[int, Field(ge=8)]]]
     """Sequence length of an example."""
-    global_batch: Collective[GlobalBatch]
+    global_batch: GlobalBatch
     """Examples of a step."""
     num_epochs: Usual[Annotated[float, Field(gt=0.0)] | None] = None
     """Number of epochs. An epoch is one pass over the records; for a mixture, as many examples as all its corpora have
@@ -206,7 +206,7 @@ class TrainSettings(Settings):
     """Framework that trains: `tensorflow` supports pipelines, `jax` tensor parallelism; both share checkpoints."""
     parallel: Parallel = Parallel()
     """Layout over devices."""
-    cluster: Untracked[Cluster] = Cluster()
+    cluster: Cluster = Cluster()
     """The processes of a run on several GPUs or hosts."""
     require_gpu: bool = False
     """Stop with exit code 5 if the engine finds neither a GPU nor a TPU, instead of running on the CPU."""
@@ -216,7 +216,7 @@ class TrainSettings(Settings):
     """The optimizer and its hyperparameters."""
     seed: Fixed[Annotated[int, Field(ge=0, lt=2**31)]] = 1984
     """Seed of initial weights, order of examples, dropout and dynamic masks."""
-    save_ckpt_path: Untracked[Usual[Path | None]] = None
+    save_ckpt_path: Usual[Path | None] = None
     """The run folder, from which the same command resumes; by default checkpoints/ plus the name of the config."""
     pretrained_ckpt_path: Usual[PathOrName | None] = None
     """Weights to start from: a checkpoint or run folder of this tool, a Hugging Face folder or a name on its
@@ -232,18 +232,18 @@ class TrainSettings(Settings):
     """Also keep every checkpoint whose step is a multiple of this number."""
     log_every_steps: Positive = 1
     """Print a line every N steps; metrics.jsonl has every step."""
-    evaluate_every_steps: Collective[Positive | None] = None
+    evaluate_every_steps: Positive | None = None
     """Evaluate every N steps and at the end."""
-    baselines: Untracked[bool] = True
+    baselines: bool = True
     """Compare the last scores with what a person would use instead, learned from the same training examples: the most
     frequent label, regression on words, BM25, the frequencies of tokens. It takes some ten seconds."""
-    tensorboard_dir: Untracked[Path | None] = None
+    tensorboard_dir: Path | None = None
     """Write TensorBoard event files to this folder."""
-    wandb: Untracked[Wandb] = Wandb()
+    wandb: Wandb = Wandb()
     """Weights & Biases."""
     exit_code_when_stopped: Annotated[int, Field(ge=0, le=125)] = 0
     """Exit code of a run that stopped and saved on request, such as 75 to make a scheduler restart it."""
-    dry_run: Collective[Untracked[Usual[bool]]] = False
+    dry_run: Usual[bool] = False
     """Print settings with their origins and the plan, run two complete steps, save nothing."""
     compile: Literal["auto", "chains", "stages", "nothing"] = "auto"
     """Parts that XLA compiles: the update and the element-wise `chains` between matrix products, or complete

@@ -51,8 +51,6 @@ class Head(Block):
     the class `AutoModel...` of transformers that opens it."""
     needs: tuple[str, ...] = ()
     """Parts without which a model cannot be used for the task; none if the encoder is enough."""
-    commands: tuple[str, ...] = ()
-    """Commands that train the head."""
     is_per_position: bool = False
     """Whether the head has logits per position [B, S, ...] instead of per example [B, ...]."""
     has_label_names: bool = False
@@ -121,7 +119,6 @@ PRETRAINING = Head(
     needs=("heads/masked_lm",),
     predictor="bert_cli.tasks.use.predictions:FillMask",
     is_per_position=True,
-    commands=("pretrain",),
 )
 QUESTION_ANSWERING = Head(
     name="qa_head",
@@ -136,7 +133,6 @@ QUESTION_ANSWERING = Head(
     hf_classes=("BertForQuestionAnswering",),
     needs=("qa_head",),
     predictor="bert_cli.tasks.use.predictions:QuestionAnswering",
-    commands=("squad",),
     is_per_position=True,
     outputs=2,
     synthetic="bert_cli.data.finetune.synthetic:span_labels",
@@ -153,7 +149,6 @@ SEQUENCE_CLASSIFICATION = Head(
     hf_classes=("BertForSequenceClassification",),
     needs=("glue_head", "pool"),
     predictor="bert_cli.tasks.use.predictions:TextClassification",
-    commands=("glue", "classify"),
     has_label_names=True,
 )
 MEAN_CLASSIFICATION = replace(
@@ -180,7 +175,6 @@ TOKEN_CLASSIFICATION = Head(
     hf_classes=("BertForTokenClassification",),
     needs=("token_head",),
     predictor="bert_cli.tasks.use.predictions:TokenClassification",
-    commands=("ner",),
     is_per_position=True,
     has_label_names=True,
     synthetic="bert_cli.data.finetune.synthetic:token_labels",
@@ -191,7 +185,6 @@ SENTENCE_EMBEDDING = Head(
     before=(MEAN_POOL.name,),
     task="embed",
     hf_classes=("BertModel",),
-    commands=("embed",),
 )
 LAST_BLOCKS = {
     block.name: block

@@ -27,12 +27,6 @@ PathOrName = Annotated[str, PATH]
 FIXED = "fixed"
 Fixed = Annotated[T, FIXED]
 """A setting that decides the numbers of a run: a checkpoint continues only with the same value."""
-COLLECTIVE = "collective"
-Collective = Annotated[T, COLLECTIVE]
-"""A setting that decides when the processes of a run enter a collective, so it must be equal on all of them."""
-UNTRACKED = "untracked"
-Untracked = Annotated[T, UNTRACKED]
-"""A setting that cannot influence the quality of a run, and is no hyperparameter for a tracker."""
 RECORDED = "recorded"
 Recorded = Annotated[T, RECORDED]
 """A setting that changes the files of a data step, which its manifest records."""

@@ -17,7 +17,6 @@ from bert_cli.commands import COMMANDS, split_command
 from bert_cli.config.tools import LaunchSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError
-from bert_cli.facts.heads import heads
 from bert_cli.parallel.cluster import PORTS, find_processes
 from bert_cli.parallel.devices import gpus_of
 from bert_cli.parallel.launcher import Process, command_on_host, supervise
@@ -52,7 +51,7 @@ def run(settings: LaunchSettings) -> None:
 def _check_command(settings: LaunchSettings) -> None:
     """Check once what every process would check."""
     name, options = split_command(settings.command or ["no command"])
-    training = {command for head in heads() for command in head.commands}
+    training = {command.training for command in COMMANDS.values()}
     several = [command for command in COMMANDS if command.removeprefix("bench ") in training]
     if name not in several:
         problem = f"can only start {', '.join(several)}"

@@ -77,18 +77,13 @@ class Job:
         """The command and its settings, as they are saved."""
         return {"command": self.order.COMMAND, **self.order.model_dump(mode="json")}
 
-    def marked(self, marker: str) -> JSONObject:
-        """Return the settings that have a marker, as JSON."""
-        names = marked(type(self.order), marker)
-        return {name: value for name, value in self.record.items() if name in names}
-
     @property
     def fixed(self) -> JSONObject:
         """Return the values that must be equal to resume a run: the fixed settings and the numbers that follow."""
         plan = self.plan
         sizes = {} if plan.step_sizes is None else {"step_sizes": plan.step_sizes}
         return {
-            **self.marked(FIXED),
+            **{name: self.record[name] for name in marked(type(self.order), FIXED)},
             # Dropout is a function of the micro-batch.
             "micro_batch_size": self.work.batch.micro_batch_size,
             "examples_per_step": plan.examples_per_step,

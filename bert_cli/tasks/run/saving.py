@@ -19,7 +19,6 @@ from bert_cli.files import FORMAT, with_checksum, write_json_atomically
 from bert_cli.parallel.devices import traits_of_results
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_line
-from bert_cli.settings.markers import COLLECTIVE
 from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.job import Job
 from bert_cli.tasks.run.resolve import runtime
@@ -42,9 +41,8 @@ def load_state(run: Run, stack: ExitStack) -> None:
             _take_folder(job, stack)
         group.barrier()
     _check_same_kind(job, group)
-    shared = job.fixed | job.marked(COLLECTIVE)
-    shared["parallel"] = job.record["parallel"]
-    shared["held_out"] = job.held_out
+    # Processes enter collectives as the settings say, so all are equal but the rank.
+    shared = {**job.record, **job.fixed, "held_out": job.held_out, "cluster": None}
     digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=6).digest()
     if difference := _first_difference(group, int.from_bytes(digest, "little")):
         problem = "was started with other settings, has another layout, or reads another corpus than rank 0"

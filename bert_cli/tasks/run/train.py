@@ -21,7 +21,6 @@ from bert_cli.parallel.group import watchdog
 from bert_cli.planning import checks, layout
 from bert_cli.planning.plan import describe
 from bert_cli.processes import print_line
-from bert_cli.settings.markers import UNTRACKED
 from bert_cli.tasks.run import build, saving, start
 from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.job import Job
@@ -260,9 +259,7 @@ def _reporters(run: Run, stack: ExitStack) -> list[metrics.Reporter]:
     record = job.record
     reporters = [metrics.jsonl_reporter(job.folder / METRICS, run.state.step)]
     if job.order.tensorboard_dir is not None:
-        untracked = job.marked(UNTRACKED)
-        hparams = {name: value for name, value in record.items() if name not in untracked}
-        reporters.append(metrics.tensorboard(job.order.tensorboard_dir, hparams, stack))
+        reporters.append(metrics.tensorboard(job.order.tensorboard_dir, record, stack))
     if record["wandb"]["enabled"]:
         reporters.append(metrics.wandb(record["wandb"], record, job.folder, stack))
     return reporters
