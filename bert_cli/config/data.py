@@ -229,14 +229,7 @@ class RecipeSettings(Settings):
         check_mask_tokens(self, "mask_tokens", "sequence_length")
 
 
-class TokenizeSettings(
-    OutSettings,
-    SentenceInputSettings,
-    DocumentSettings,
-    RecipeSettings,
-    TextSettings,
-    ExecutorSettings,
-):
+class TokenizeSettings(OutSettings, SentenceInputSettings, RecipeSettings, ExecutorSettings):
     """Make records, which are training examples that are tokenized once and saved, from sentences.
 
     Example: bert tokenize data/sentences data/128 --vocab vocab.txt --sequence-length 128
@@ -255,7 +248,7 @@ def _check_vocabulary_size(value: object) -> int | str:
     return int(text)
 
 
-class VocabSettings(OutSettings, SentenceInputSettings, TextSettings):
+class VocabSettings(OutSettings, SentenceInputSettings):
     """Train a WordPiece vocabulary on your own sentences; OUT gets vocab.txt and the tokenizer's settings.
 
     Example: bert vocab data/sentences data/vocab --size 30522

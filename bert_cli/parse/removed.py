@@ -1,6 +1,6 @@
 """Settings and commands that version 1.0 removed, and what to use instead.
 
-A name is looked up here only if it is unknown. `docs/removed.md` has the same table.
+A name is looked up here only if a command does not know it. `docs/removed.md` has the same table.
 """
 
 PROBLEM = "was removed in 1.0"
@@ -8,6 +8,7 @@ PHASES = "start a second run with --pretrained-ckpt-path, as `pretrain_base_512_
 PACKS = (
     "pass --max-sequences-per-pack to `bert pretrain`, which packs dynamic records while it reads"
 )
+FORMATS = "pass it to `bert preprocess`, which reads files of any format and writes one sentence on each line"
 CONSTANT = "leave it out; the value is always {}"
 # Dotted key of a setting, or of a group with all that it has -> what to use.
 SETTINGS = {
@@ -38,6 +39,9 @@ SETTINGS = {
     "null_score_diff_threshold": "leave it out; the value of the training is used",
     "validation_column": "name the columns of validation_file sentence1, sentence2 and score",
     "examples": "leave it out; `bert inspect` shows one example",
+    "input_format": FORMATS,
+    "text_field": FORMATS,
+    "documents": FORMATS,
 }
 # Command, of one word or two -> what to use.
 COMMANDS = {

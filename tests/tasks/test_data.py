@@ -18,8 +18,8 @@ def chain(out: Path, vocab: Path, *more: str) -> int:
 def test_a_second_call_of_the_chain_skips_what_is_complete(tmp_path, capsys):
     vocab, out = tmp_path / "vocab", tmp_path / "out"
     assert main(["extract", str(sample_dump()), str(tmp_path / "extracted")]) == 0
-    words = ["vocab", str(tmp_path / "extracted"), str(vocab), "--size", "1000"]
-    assert main([*words, "--input-format", "plain"]) == 0
+    assert main(["preprocess", str(tmp_path / "extracted"), str(tmp_path / "text")]) == 0
+    assert main(["vocab", str(tmp_path / "text"), str(vocab), "--size", "1000"]) == 0
     assert chain(out, vocab) == chain(out, vocab, "--masking", "dynamic") == 0
     assert json.loads((out / "64" / "corpus.json").read_text())["records"] > 3000
     assert read_manifest(out / "extracted")["counts"]["documents"] == 75

@@ -120,7 +120,7 @@ def read_retrieval(qrels: Path) -> Retrieval:
 def _by_id(path: Path) -> dict[str, str]:
     """Return the texts of a .jsonl by `_id`; a `title` is put before its text. Raises DataError for an `_id` twice."""
     texts: dict[str, str] = {}
-    for where, row in tables.json_rows(path):
+    for where, row in tables.table_rows(path, (), Counter()):
         words = [tables.text_of({"title": "", **row}, name, where) for name in ("title", "text")]
         name = label_of(row, "_id", where)
         if name in texts:

@@ -132,7 +132,7 @@ def _find_file(folder: Path, task: Task, split: str) -> Path:
 def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> tables.Rows:
     """Yield the (location, columns) of each row of a TSV or JSON-lines file."""
     if path.suffix == ".json":
-        yield from tables.json_rows(path)
+        yield from tables.table_rows(path, (), Counter())
         return
     lines = tables.read_lines(path)
     headless = task.headless if is_labelled else ()
@@ -173,7 +173,9 @@ def _label_names(folder: Path, task: Task) -> tuple[str, ...]:
     """Return the labels of labels.json or, if it is absent, the sorted labels of the training file."""
     path = folder / LABELS_FILE
     path = path if path.is_file() else _find_file(folder, task, "train")
-    words = (label_of(row, task.label, where) for where, row in tables.json_rows(path))
+    words = (
+        label_of(row, task.label, where) for where, row in tables.table_rows(path, (), Counter())
+    )
     return sorted_labels(words)
 
 

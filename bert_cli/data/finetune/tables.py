@@ -5,7 +5,7 @@ A line ends at a line feed only, because real text contains U+2028, U+0085 and f
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,18 +22,8 @@ from bert_cli.data.finetune.label_cells import (
     sorted_labels,
 )
 from bert_cli.data.io import files
-from bert_cli.data.io.files import Part, check_encoding, refuse_array
-from bert_cli.data.io.rows import (
-    MOST_FAULTS,
-    Rows,
-    check_object,
-    json_object,
-    listed,
-    parquet_rows,
-    parse,
-    text_of,
-)
-from bert_cli.data.io.rows import table_rows as rows_of_table
+from bert_cli.data.io.files import Part, check_encoding
+from bert_cli.data.io.rows import MOST_FAULTS, Rows, rows, text_of
 from bert_cli.errors import DataError, combine, nearest
 from bert_cli.files import write_output
 from bert_cli.processes import print_error
@@ -163,16 +153,6 @@ def lines_of(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
 
 
-def json_lines(lines: Iterable[str], source: str) -> Rows:
-    """Yield the (location, JSON object) of each line but blank ones. Raises DataError for another line."""
-    for number, line in enumerate(lines, 1):
-        if number == 1:
-            refuse_array(line, source)
-        where = f"{source} (line {number})"
-        if line.strip():
-            yield where, json_object(line, where)
-
-
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file completely or not at all. Raises DataError when it cannot be written."""
     write_output(path, "".join(f"{line}\n" for line in lines), "output")
@@ -297,48 +277,26 @@ def repeats(rows: Sequence[Sequence[str]]) -> int:
 def table_rows(
     path: Path, needed: Sequence[str], remarks: Counter[str], optional: Sequence[str] = ()
 ) -> Rows:
-    """Yield the (location, columns) of each row of a table; count problems in `remarks`.
-
-    The lines of a .txt are the rows of a single column. Of Parquet only the `optional` columns are read besides.
-    """
-    part = open_file(path)
+    """Yield the (location, columns) of each row of a file, as `rows` does; count problems in `remarks`."""
     kind = files.format_by_name(path)
+    part = open_file(path)
     if kind is None:
         names = f"{', '.join(files.NAMED)}, or one of them with {', '.join(files.SUFFIXES)}"
         raise DataError(str(path), "is of an unknown kind", f"name it {names}")
-    if kind == "parquet":
-        yield from parquet_rows(part, needed, optional=optional)
-    elif kind in ("csv", "tsv"):
-        # A carriage return alone ends a line of CSV, too.
-        lines = io.StringIO(read_text(path), newline="" if kind == "csv" else "\n")
-        for where, row in rows_of_table(lines, str(path), kind, needed):
-            # One column may have an empty text.
-            is_blank = len(row) != 1 and not any(cell.strip() for cell in row.values())
-            remarks[BLANK] += is_blank
-            if not is_blank:
-                yield where, row
-    elif kind == "plain":
-        if len(needed) > 1:
-            problem = f"has a text on each line, not the columns {listed(needed)}"
-            raise DataError(str(path), problem, "use a table with these columns")
-        for number, line in enumerate(read_lines(path), 1):
-            if line.strip():
-                yield f"{path} (line {number})", {needed[0]: line}
-            else:
-                remarks[BLANK] += 1
-    else:
-        yield from json_rows(path)
+    may_be_blank = kind == "plain" or kind in files.TABLES
+    part = replace(part, format=kind)
+    for where, row in rows(part, _table_lines(part), needed, optional=optional):
+        # One column may have an empty text.
+        if may_be_blank and len(row) != 1 and not any(cell.strip() for cell in row.values()):
+            remarks[BLANK] += 1
+        else:
+            yield where, row
 
 
-def json_rows(path: Path) -> Rows:
-    """Yield the (location, JSON object) of each line of a file, or of each item of one JSON list."""
-    text = read_text(path)
-    if text.lstrip().startswith("["):
-        for number, item in enumerate(parse(text, str(path)), 1):
-            where = f"{path} (item {number})"
-            yield where, check_object(item, where)
-    else:
-        yield from json_lines(lines_of(text), str(path))
+def _table_lines(part: Part) -> Iterator[str]:
+    # A carriage return alone ends a line of CSV, too.
+    newline = "" if part.format == "csv" else "\n"
+    yield from io.StringIO(read_text(part.path).rstrip("\r\n"), newline)
 
 
 def samples_of(

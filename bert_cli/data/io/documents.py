@@ -1,7 +1,7 @@
-"""Read documents from files of any format: line by line, or in blocks of megabytes.
+"""Read documents from files of any format line by line, and sentences in blocks of megabytes.
 
 `marked_lines` needs a few kilobytes of memory for a document of any length; `bert preprocess` uses it.
-`text_blocks` has the speed that `bert tokenize` needs.
+`sentence_blocks` has the speed that `bert tokenize` needs.
 """
 
 import html
@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import Literal
 
 from bert_cli.data.io import files
-from bert_cli.data.io.rows import Row, json_object, parquet_rows, table_rows, text_of
+from bert_cli.data.io.rows import rows, text_of
 from bert_cli.data.io.wrapping import Joiner, margins_of
 from bert_cli.errors import DataError
 
@@ -24,7 +24,6 @@ EMPTY_BRACKETS = re.compile(r"\s*\(\s*(?:[,;:/–-]\s*)*\)|\s*\[\s*\]")
 # Without the leading white space, whose search takes half of the time of `bert preprocess`.
 ANY_EMPTY_BRACKETS = re.compile(r"\(\s*(?:[,;:/–-]\s*)*\)|\[\s*\]")
 SPACE_BEFORE_STOP = re.compile(r"\s+([,.;:!?)])")
-BLANK_LINES = re.compile(r"\n\s*\n")
 SAMPLED_CHARACTERS = 1 << 17  # of a file: they decide whether its lines are wrapped
 POOLED_FILES = 64
 POOLED_CHARACTERS = 1 << 13
@@ -114,39 +113,28 @@ def clean(line: str) -> str:
     return SPACE_BEFORE_STOP.sub(r"\1", bare) if bare != text else text
 
 
-def text_blocks(part: files.Part, reading: files.Reading) -> Iterator[str]:
-    """Yield text of one sentence per line in blocks of complete lines; only documents are separated by blank lines.
+def sentence_blocks(part: files.Part) -> Iterator[str]:
+    """Yield text of one sentence per line in blocks of complete lines, without the end of the last line.
 
-    Raises DataError like `marked_lines`, and for WikiExtractor's files, whose sentences are not split yet.
+    Raises DataError with the line that is not UTF-8.
     """
-    if part.format == "wikiextractor":
-        problem = "holds articles, not one sentence per line"
-        remedy = (
-            "run `bert preprocess` on it first, or add --input-format plain if that is the text"
-        )
-        raise DataError(f"{part.path} (<doc ...>)", problem, remedy)
-    if part.format == "plain":
-        for text in _plain_blocks(part):
-            if reading.documents == "files":
-                text = BLANK_LINES.sub("\n", text).strip()
-            if text:
-                yield text
-        return
-    texts: list[str] = []
-    size = 0
-    for text in _field_texts(part, reading.text_field):
-        texts.append(BLANK_LINES.sub("\n", text).strip())
-        size += len(text)
-        if size >= BLOCK_BYTES:
-            yield "\n\n".join(texts) + "\n"
-            texts = []
-            size = 0
-    if texts:
-        yield "\n\n".join(texts) + "\n"
+    with files.report_damage(part), files.open_part(part) as file:
+        offset = part.start
+        if offset:
+            file.seek(offset)
+        while True:
+            left = math.inf if part.stop is None else part.stop - offset
+            data = file.read(int(min(BLOCK_BYTES, left)))
+            if not data:
+                return
+            if left > BLOCK_BYTES:
+                data += file.readline()
+            text = data.removesuffix(b"\n")
+            yield files.decode(text if offset else text.removeprefix(BYTE_ORDER_MARK), part, offset)
+            offset += len(data)
 
 
-def _raw_lines(part: files.Part) -> Iterator[tuple[bytes, int]]:
-    """Yield the lines of a part, each with its offset in the unpacked file."""
+def _lines(part: files.Part) -> Iterator[str]:
     with files.report_damage(part), files.open_part(part) as file:
         if part.start:
             file.seek(part.start)
@@ -154,13 +142,9 @@ def _raw_lines(part: files.Part) -> Iterator[tuple[bytes, int]]:
         for line in file:
             if part.stop is not None and offset >= part.stop:
                 return
-            yield line if offset else line.removeprefix(BYTE_ORDER_MARK), offset
+            text = line if offset else line.removeprefix(BYTE_ORDER_MARK)
+            yield files.decode(text, part, offset)
             offset += len(line)
-
-
-def _lines(part: files.Part) -> Iterator[str]:
-    for line, offset in _raw_lines(part):
-        yield files.decode(line, part, offset)
 
 
 def recognise_lines(parts: Sequence[files.Part], reading: files.Reading) -> list[files.Part]:
@@ -190,7 +174,7 @@ def _sample(part: files.Part, reading: files.Reading, size: int) -> str:
         with files.report_damage(whole), files.open_part(whole) as file:
             return file.read(size).decode(errors="replace")
     texts: list[str] = []
-    for text in _field_texts(whole, reading.text_field):
+    for _, text in _titled_texts(whole, reading.text_field):
         texts.append(text[:size])
         size -= len(texts[-1])
         if size <= 0:
@@ -204,54 +188,20 @@ def _joiner(part: files.Part, reading: files.Reading) -> Joiner:
     return Joiner(_sample(part, reading, size), part.margins or ())
 
 
-def _plain_blocks(part: files.Part) -> Iterator[str]:
-    """Yield text in blocks of full lines, without the end of the last line."""
-    with files.report_damage(part), files.open_part(part) as file:
-        offset = part.start
-        if offset:
-            file.seek(offset)
-        while True:
-            left = math.inf if part.stop is None else part.stop - offset
-            data = file.read(int(min(BLOCK_BYTES, left)))
-            if not data:
-                return
-            if left > BLOCK_BYTES:
-                data += file.readline()
-            text = data.removesuffix(b"\n")
-            yield files.decode(text if offset else text.removeprefix(BYTE_ORDER_MARK), part, offset)
-            offset += len(data)
-
-
-def _field_texts(part: files.Part, field: str) -> Iterator[str]:
-    """Yield the texts of JSON lines, or of the rows of a table or Parquet; a null is a document without text."""
-    return (text for _, text in _titled_texts(part, field))
-
-
 def _titled_texts(part: files.Part, field: str) -> Iterator[tuple[str, str]]:
-    """Yield the title, "" without one, and the text of each row."""
-    if part.format == "json-lines":
-        texts = _json_texts(part, field)
-    else:
-        if part.format == "parquet":
-            rows = parquet_rows(part, [field], FIELD_REMEDY, optional=[TITLE])
-        else:
-            rows = table_rows(_lines(part), str(part.path), part.format, [field], FIELD_REMEDY)
-        texts = ((row, text_of(row, field, where, FIELD_REMEDY)) for where, row in rows if row)
-    for row, text in texts:
-        title = row.get(TITLE) if field != TITLE else None
-        shown = " ".join(title.split()) if isinstance(title, str) else ""
-        yield shown, text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
-
-
-def _json_texts(part: files.Part, field: str) -> Iterator[tuple[Row, str]]:
-    for data, offset in _raw_lines(part):
-        line = files.decode(data, part, offset)
-        if not line.strip():
-            continue
-        try:
-            row = json_object(line, "")
-            text = text_of(row, field, "", FIELD_REMEDY)
-        except DataError as error:  # lines are counted for an error alone
-            where = f"{part.path} (line {files.line_number(part, offset)})"
-            raise DataError(where, error.problem, error.remedy) from None
-        yield row, text
+    """Yield the title, "" without one, and the text of each row; a null is a document without text."""
+    try:
+        for where, row in rows(part, _lines(part), [field], FIELD_REMEDY, [TITLE]):
+            if not row and part.format in files.TABLES:
+                continue
+            text = text_of(row, field, where, FIELD_REMEDY)
+            title = row.get(TITLE) if field != TITLE else None
+            shown = " ".join(title.split()) if isinstance(title, str) else ""
+            yield shown, text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
+    except DataError:
+        is_range = part.format == "json-lines" and part.start > 0
+        if is_range and part.first_line == 1:  # lines are counted for an error alone
+            first_line = files.line_number(part, part.start)
+            for _ in _titled_texts(replace(part, first_line=first_line), field):
+                pass
+        raise

@@ -105,6 +105,7 @@ class Part:
     size: int  # bytes of the file in this part
     start: int = 0  # first byte of an uncompressed file; first row group of a Parquet file
     stop: int | None = None  # end of the range; None is the end of the file
+    first_line: int = 1  # its number, where errors in a range need it
     margins: tuple[int, ...] | None = None  # its lines are joined; without columns by their length
     fault: str = ""  # of its lines, which nothing can join
 

@@ -24,21 +24,38 @@ APPLIES = {"text_field": TABLE, "documents": {"plain"}, "line_breaks": {"plain",
 """Setting -> the formats that it applies to."""
 
 
-class TextInput(NamedTuple):
-    """Files of text that a step reads, none of them empty."""
+class Sentences(NamedTuple):
+    """Files of one sentence on each line, a blank line between documents; none of them is empty."""
 
     parts: list[Part]
-    reading: Reading
     notes: list[str]
     """For the manifest."""
     documents: dict[Path, int]
-    """The number of documents of each file, where the settings or the step that made it say it."""
+    """The number of documents of each file, where the step that made it says it."""
     made_with: JSONObject
     """The settings of the step that made the files, none for other files."""
 
 
-def open_text(source: Path, out: Path, reading: Reading, names: Collection[str]) -> TextInput:
-    """Recognise all files of an input; `names` are the settings that a person set.
+def open_sentences(source: Path, out: Path) -> Sentences:
+    """Find the files of sentences of an input. Raises DataError like `open_text`, and for a file of another format."""
+    manifest = read_manifest(source)
+    refuse_output_inside(source, out, manifest)
+    # What `bert preprocess` wrote may begin like JSON.
+    kind = "plain" if manifest.get("step") == "preprocess" else "auto"
+    parts, notes = recognise_all(source, Reading(kind), manifest)
+    for part in parts:
+        if part.format != "plain":
+            problem = f"is {part.format}, not text with one sentence on each line"
+            raise DataError(str(part.path), problem, "run `bert preprocess` on it first")
+    shards = manifest.get("shards", [])
+    documents = {source / shard["output"]: shard.get("documents", 0) for shard in shards}
+    return Sentences(parts, notes, documents, manifest.get("settings", {}))
+
+
+def open_text(
+    source: Path, out: Path, reading: Reading, names: Collection[str]
+) -> tuple[list[Part], list[str]]:
+    """Return all files of an input, none of them empty, and notes; `names` are the settings that a person set.
 
     Raises DataError for a file that cannot be read as text, when all are empty, and for an output folder whose files
     the next run would read; ConfigError for a setting without effect on these files.
@@ -46,13 +63,8 @@ def open_text(source: Path, out: Path, reading: Reading, names: Collection[str])
     manifest = read_manifest(source)
     refuse_output_inside(source, out, manifest)
     parts, notes = recognise_all(source, reading, manifest)
-    shards = manifest.get("shards", [])
-    documents = {source / shard["output"]: shard.get("documents", 0) for shard in shards}
-    if reading.documents == "files":
-        documents = {part.path: 1 for part in parts if part.format == "plain"}
     refuse_without_effect(parts, names)
-    parts = recognise_lines(parts, reading)
-    return TextInput(parts, reading, notes, documents, manifest.get("settings", {}))
+    return recognise_lines(parts, reading), notes
 
 
 def find_files(source: Path, manifest: Manifest) -> list[Path]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, dropwhile
 from typing import Any
 
-from bert_cli.data.io.files import Part, open_parquet
+from bert_cli.data.io.files import TABLES, Part, open_parquet
 from bert_cli.errors import DataError, combine, nearest
 from bert_cli.files import JSONObject
 
@@ -22,6 +22,55 @@ ROWS_AT_ONCE = 128  # of a Parquet file
 
 Row = Mapping[str, Any]
 Rows = Iterator[tuple[str, Row]]  # "FILE (line 3)", columns
+
+
+def rows(
+    part: Part,
+    lines: Iterable[str],
+    columns: Sequence[str],
+    remedy: str = "",
+    optional: Sequence[str] = (),
+) -> Rows:
+    """Yield the (location, columns) of each row of a file with these `lines`, no columns for a blank row.
+
+    JSON lines without text are no rows. The lines of plain text are the rows of a single column. Of Parquet, which is
+    read without `lines`, only the needed and the `optional` columns are read. Raises DataError for a column that is
+    absent, which JSON may leave out of a row, with a `remedy`.
+    """
+    source = str(part.path)
+    if part.format == "parquet":
+        yield from parquet_rows(part, columns, remedy, optional)
+    elif part.format in TABLES:
+        yield from table_rows(lines, source, part.format, columns, remedy)
+    elif part.format == "json-lines":
+        yield from json_rows(lines, source, part.first_line)
+    elif len(columns) > 1:
+        problem = f"has a text on each line, not the columns {listed(columns)}"
+        raise DataError(source, problem, "use a table with these columns")
+    else:
+        for number, line in enumerate(lines, 1):
+            text = line.removesuffix("\n").removesuffix("\r")
+            yield f"{source} (line {number})", {columns[0]: text} if text.strip() else {}
+
+
+def json_rows(lines: Iterable[str], source: str, first: int = 1) -> Rows:
+    """Yield the (location, JSON object) of each line from number `first` on, or of each item of one JSON array.
+
+    Raises DataError for another line or item.
+    """
+    lines = iter(lines)
+    may_be_array = first == 1
+    for number, line in enumerate(lines, first):
+        if not line.strip():
+            continue
+        if may_be_array and line.lstrip().startswith("["):
+            for item, value in enumerate(parse(line + "".join(lines), source), 1):
+                where = f"{source} (item {item})"
+                yield where, check_object(value, where)
+            return
+        may_be_array = False
+        where = f"{source} (line {number})"
+        yield where, check_object(parse(line, where), where)
 
 
 def table_rows(
@@ -90,12 +139,9 @@ def _split(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple[
 
 
 def parquet_rows(
-    part: Part,
-    columns: Sequence[str] | None = None,
-    remedy: str = "",
-    optional: Sequence[str] = (),
+    part: Part, columns: Sequence[str], remedy: str = "", optional: Sequence[str] = ()
 ) -> Rows:
-    """Yield the (location, columns) of each row of a Parquet file; None stands for all columns.
+    """Yield the (location, columns) of each row of a Parquet file.
 
     Numbers of labels become their names, where the `datasets` of Hugging Face has described them. Raises DataError for
     a column that is absent, and with the row for a text that is not UTF-8.
@@ -103,9 +149,8 @@ def parquet_rows(
     with open_parquet(part) as file:
         labels = _label_names(file.schema_arrow.metadata or {})
         names = file.schema_arrow.names
-        check_columns(str(part.path), columns or (), names, remedy)
-        if columns is not None:
-            columns = [*columns, *({*optional} & {*names} - {*columns})]
+        check_columns(str(part.path), columns, names, remedy)
+        columns = [*columns, *({*optional} & {*names} - {*columns})]
         stop = file.metadata.num_row_groups if part.stop is None else part.stop
         number = sum(file.metadata.row_group(group).num_rows for group in range(part.start))
         groups = list(range(part.start, stop))
@@ -146,11 +191,6 @@ def _named(value: Any, names: Sequence[str]) -> Any:
     if isinstance(value, int):
         return names[value] if 0 <= value < len(names) else None
     return value
-
-
-def json_object(text: str, where: str) -> JSONObject:
-    """Return the JSON object of a line. Raises DataError for anything else."""
-    return check_object(parse(text, where), where)
 
 
 def parse(text: str, where: str) -> Any:

@@ -1,7 +1,7 @@
 """`bert tokenize`: sentences to records of masked pairs, a group of files at a time.
 
-A group is some input files, or a range of a large one, whose documents are paired and shuffled together; it becomes
-one record file. Its text is one flat array of tokens, pairs are integers that point into it, and only a block of
+A group is an input file, or a range of a large one, whose documents are paired and shuffled together; it becomes one
+record file. Its text is one flat array of tokens, pairs are integers that point into it, and only a block of
 examples at a time becomes rows, masks and bytes. So memory grows with a group and not with the corpus. All
 randomness follows from the seed, the group's name and the numbers of copy and pair, never from the process.
 """
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking, RecipeSettings, TokenizeSettings
-from bert_cli.data.io.documents import text_blocks
-from bert_cli.data.io.files import Outputs, Part, Reading, bundle, shard_of, split_part, text_bytes
-from bert_cli.data.io.inputs import TextInput, open_text
+from bert_cli.data.io.documents import sentence_blocks
+from bert_cli.data.io.files import Outputs, Part, Reading, shard_of, split_part, text_bytes
+from bert_cli.data.io.inputs import Sentences, open_sentences
 from bert_cli.data.io.manifest import Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.random import Keys, Numbers, row_keys
@@ -41,7 +41,6 @@ from bert_cli.text import count
 
 RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range
 HELD_BYTES = 2 * RANGE_BYTES  # held in memory; a larger compressed file is split there
-BUNDLE_BYTES = 16_000_000  # text of a group of files that are one document each
 BLOCK_POSITIONS = 1 << 17  # positions of the rows that are masked and serialized at once
 
 # For the estimate of the bytes to write, of English articles with Google's uncased vocabulary.
@@ -60,7 +59,6 @@ class Recipe(NamedTuple):
     """The values that a worker needs to make the records of a group."""
 
     vocabulary: tuple[Path, str, Normalization]  # its path, its hash, the normalization of the text
-    reading: Reading
     sequence_length: int
     mask_tokens: int
     masking: Masking | None  # None for dynamic records, which are masked when they are read
@@ -85,7 +83,6 @@ def run(settings: TokenizeSettings) -> None:
         masking = Masking(unit=unit, probability=settings.masked_lm_prob)
     recipe = Recipe(
         vocabulary=(vocabulary.path.absolute(), vocabulary.sha256, vocabulary.normalization),
-        reading=Reading(settings.input_format, settings.text_field, settings.documents),
         sequence_length=settings.sequence_length,
         mask_tokens=settings.mask_tokens,
         masking=masking,
@@ -95,7 +92,7 @@ def run(settings: TokenizeSettings) -> None:
         seed=settings.random_seed,
     )
     values |= {"duplication_factor": recipe.copies, **vocabulary.normalization.changes()}
-    text = open_text(settings.input, settings.out, recipe.reading, settings.model_fields_set)
+    text = open_sentences(settings.input, settings.out)
     groups, notes = plan_groups(text, pairs=settings.nsp)
     step = Step(
         "tokenize",
@@ -154,7 +151,7 @@ def vocabulary_of(settings: RecipeSettings) -> Vocabulary:
     return vocabulary
 
 
-def bytes_written(text: TextInput, recipe: Recipe, vocab_size: int) -> int:
+def bytes_written(text: Sentences, recipe: Recipe, vocab_size: int) -> int:
     """Estimate the bytes of the records and indexes of a text; each of its documents adds a record."""
     length = recipe.sequence_length
     tokens = sum(map(text_bytes, text.parts)) / TEXT_BYTES_PER_TOKEN
@@ -168,19 +165,15 @@ def bytes_written(text: TextInput, recipe: Recipe, vocab_size: int) -> int:
 # --- groups of files
 
 
-def plan_groups(text: TextInput, *, pairs: bool = True) -> tuple[Outputs, list[str]]:
+def plan_groups(text: Sentences, *, pairs: bool = True) -> tuple[Outputs, list[str]]:
     """Return the record files with the input files of each, in order, and notes for the user.
 
-    A group has one file, or BUNDLE_BYTES of files that are one document each. The last file
-    of a dump often has a single article, which cannot make pairs: where the manifest of the input says so, it joins the
-    group before it. Raises DataError for any other group of one document, before hours of work.
+    A group has one file, or a range of it. The last file of a dump often has a single article, which cannot make pairs:
+    where the manifest of the input says so, it joins the group before it. Raises DataError for any other group of one
+    document, before hours of work.
     """
-    reading = text.reading
-    split = partial(split_part, size=RANGE_BYTES, reading=reading, anywhere=not pairs)
-    parts = [piece for part in text.parts for piece in split(part)]
-    groups = [[part] for part in parts]
-    if reading.documents == "files":
-        groups = bundle(parts, BUNDLE_BYTES)
+    split = partial(split_part, size=RANGE_BYTES, reading=Reading(), anywhere=not pairs)
+    groups = [[piece] for part in text.parts for piece in split(part)]
     last = groups[-1]
     counted = text.documents
     joins = pairs and len(groups) > 1 and sum(counted.get(part.path, 2) for part in last) < 2
@@ -229,7 +222,7 @@ class Group:
 
 
 def encode_groups(
-    parts: Sequence[Part], encoder: LineEncoder, reading: Reading, *, limit: int, least: int
+    parts: Sequence[Part], encoder: LineEncoder, *, limit: int, least: int
 ) -> Iterator[Group]:
     """Encode all sentences of some parts; a new group begins after `limit` bytes of text.
 
@@ -241,7 +234,7 @@ def encode_groups(
     pieces: list[tuple[npt.NDArray[Any], ...]] = [(np.zeros(0, np.uint16), none, none)]
     size = document = 0
     for part in parts:
-        for text in text_blocks(part, reading):
+        for text in sentence_blocks(part):
             encoded = encoder.encode(text)
             numbers = document + np.cumsum(encoded.blank)
             document = int(numbers[-1])
@@ -291,7 +284,7 @@ def convert(
         encoder, vocabulary = _encoder(*recipe.vocabulary)
         limit = HELD_BYTES * len(parts)
         least = 2 if recipe.has_pairs else 1
-        groups = encode_groups(parts, encoder, recipe.reading, limit=limit, least=least)
+        groups = encode_groups(parts, encoder, limit=limit, least=least)
         with RecordWriter(output) as writer:
             for number, group in enumerate(groups):
                 if recipe.has_pairs:

@@ -65,8 +65,7 @@ def run(settings: PreprocessSettings) -> None:
     reading = files.Reading(
         settings.input_format, settings.text_field, settings.documents, settings.line_breaks
     )
-    text = open_text(settings.input, settings.out, reading, settings.model_fields_set)
-    parts, reading, notes = text[:3]
+    parts, notes = open_text(settings.input, settings.out, reading, settings.model_fields_set)
     report_joined_lines("preprocess", parts, reading, "--line-breaks keep splits at each line")
     _suggest_files_as_documents(parts, reading)
     if settings.near_duplicates is not None:

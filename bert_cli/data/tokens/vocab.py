@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bert_cli.config.data import VocabSettings
-from bert_cli.data.io.documents import text_blocks
-from bert_cli.data.io.files import Part, Reading
-from bert_cli.data.io.inputs import open_text
+from bert_cli.data.io.documents import sentence_blocks
+from bert_cli.data.io.files import Part
+from bert_cli.data.io.inputs import open_sentences
 from bert_cli.data.io.manifest import MANIFEST, Shard, Stats, Step, open_output, write_manifest
 from bert_cli.data.io.runner import Progress, summary
 from bert_cli.data.tokens import hub, tokenizer
@@ -150,8 +150,7 @@ def run(settings: VocabSettings) -> None:
     values = recorded(settings) | normalization.changes()
     values |= {"extends": base.sha256} if base else {}
     target = len(base_pieces) + int(settings.size)
-    reading = Reading(settings.input_format, settings.text_field)
-    text = open_text(settings.input, settings.out, reading, settings.model_fields_set)
+    text = open_sentences(settings.input, settings.out)
     parts = text.parts
     with open_output(Step("vocab", settings.out, values, ["tokenizers"])) as output:
         started = monotonic()
@@ -161,11 +160,11 @@ def run(settings: VocabSettings) -> None:
             print_line(f"vocab: {path} is complete for this text (nothing to do)")
             return
         size = sum(part.size for part in parts)
-        is_packed = any(part.compression or part.format == "parquet" for part in parts)
-        _warn_of_stripping(next(text_blocks(parts[0], reading), ""), normalization)
+        is_packed = any(part.compression for part in parts)
+        _warn_of_stripping(next(sentence_blocks(parts[0]), ""), normalization)
         times = 3 if base else 2  # that the text is read
         with Progress("vocab", None if is_packed else times * size) as bar:
-            texts = partial(_texts, parts, reading, bar)
+            texts = partial(_texts, parts, bar)
             pieces, sentences = _train(texts, settings, normalization, target)
             if base is not None:
                 pieces = [*base_pieces, *_new_pieces(base, pieces, texts, settings)]
@@ -290,9 +289,9 @@ def _train(
     return [*first, *merged], sentences
 
 
-def _texts(parts: Sequence[Part], reading: Reading, bar: Progress) -> Iterator[str]:
+def _texts(parts: Sequence[Part], bar: Progress) -> Iterator[str]:
     for part in parts:
-        for text in text_blocks(part, reading):
+        for text in sentence_blocks(part):
             yield text
             bar.advance(len(text))
 

@@ -57,8 +57,7 @@ def run(settings: InitSettings) -> None:
     form = settings.input_format
     field = settings.text_field
     reading = files.Reading(form, field, settings.documents, line_breaks="auto")
-    opened = open_text(settings.input, settings.out, reading, settings.model_fields_set)
-    parts, reading = opened[:2]
+    parts, _ = open_text(settings.input, settings.out, reading, settings.model_fields_set)
     model, vocabulary = find_start(settings.start) if settings.start else (None, None)
     if settings.goal == "search" and model and not model.is_for_sentences:
         remedy = "use one that was, such as --from sentence-transformers/all-MiniLM-L6-v2"

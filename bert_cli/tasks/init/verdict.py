@@ -6,6 +6,7 @@ paired difference over documents does not contain 0.
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from scipy.special import logsumexp
 from bert_cli.config.data import Masking
 from bert_cli.config.init import VerdictSettings
 from bert_cli.data.finetune.features import encode_texts
-from bert_cli.data.finetune.tables import json_rows
+from bert_cli.data.finetune.tables import table_rows
 from bert_cli.data.random import row_keys
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
 from bert_cli.data.text.download import sample_dump
@@ -190,7 +191,7 @@ def _nats(source: models.Source, columns: opened.Columns) -> Floats:
 
 
 def _texts(out: Path, part: str) -> list[str]:
-    return [row["text"] for _, row in json_rows(out / f"text/{part}.jsonl")]
+    return [row["text"] for _, row in table_rows(out / f"text/{part}.jsonl", (), Counter())]
 
 
 def _read(path: Path) -> JSONObject:

@@ -16,7 +16,7 @@ from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.glue import TASKS
 from bert_cli.data.io.files import TABLES, format_by_name
-from bert_cli.data.io.rows import check_columns, check_text, listed
+from bert_cli.data.io.rows import check_columns, check_text, json_rows, listed
 from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.heads import SEQUENCE_CLASSIFICATION
@@ -177,7 +177,7 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
         raise ConfigError("text_column", f"has no effect on the lines of {where}", "leave it out")
     lines = _standard_input(kind) if path is None else tables.read_lines(path)
     if "text" not in kind.FIELDS:
-        rows = tables.json_lines(lines, where)
+        rows = json_rows(lines, where)
         yield from (input_of(row, line, kind, task) for line, row in rows)
         return
     if wrapped_width("\n".join(lines[:LINES_JUDGED])):

@@ -20,7 +20,7 @@ import pytest
 from support.bert import ROOT
 
 from bert_cli.data.io import documents, files, inputs
-from bert_cli.data.io.documents import marked_lines, text_blocks
+from bert_cli.data.io.documents import marked_lines, sentence_blocks
 from bert_cli.errors import ConfigError, DataError
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -86,8 +86,8 @@ def lines_of(found):
     return [line for document in found for line in document]
 
 
-def read_blocks(parts, reading=READING):
-    text = "\n\n".join(block for part in parts for block in text_blocks(part, reading))
+def read_blocks(parts):
+    text = "\n\n".join(block for part in parts for block in sentence_blocks(part))
     return [line.strip() for line in text.split("\n") if line.strip()]
 
 
@@ -96,10 +96,8 @@ def read_file(path, reading=READING):
 
 
 def assert_refused(path, problem, reading=READING):
-    """Assert that both readers of text refuse a file."""
-    for reader in (marked_lines, text_blocks):
-        with pytest.raises(DataError, match=problem):
-            list(reader(files.recognise(path, reading), reading))
+    with pytest.raises(DataError, match=problem):
+        read_file(path, reading)
 
 
 @pytest.mark.parametrize("kind", ["plain", "json-lines", "wikiextractor", "parquet"])
@@ -121,16 +119,12 @@ def test_every_format_compression_and_range_gives_the_same_documents(tmp_path, k
         if kind != "parquet":
             assert sum(part.size for part in parts) == whole.size
             assert all(before.stop == after.start for before, after in pairwise(parts))
-        if kind != "wikiextractor":
+        if kind == "plain":
             assert read_blocks(parts) == read_blocks([part]) == lines
-    if kind == "wikiextractor":
-        with pytest.raises(DataError, match="run `bert preprocess` on it first"):
-            read_blocks(parts)
-        return
-    for size in (1, 40, 10**6):
+    for size in (1, 40, 10**6) if kind == "plain" else ():
         monkeypatch.setattr(documents, "BLOCK_BYTES", size)
         assert read_blocks([part]) == lines
-        assert (len(list(text_blocks(part, READING))) > 1) == (size < 10**6)
+        assert (len(list(sentence_blocks(part))) > 1) == (size < 10**6)
 
 
 def test_a_format_is_recognised_by_the_content_of_the_file(tmp_path):
@@ -168,7 +162,7 @@ def test_files_that_are_not_text_are_rejected_by_name(tmp_path):
         ("a", b"<mediawiki xml:lang='en'>", "is a MediaWiki dump; run `bert extract a` first"),
         ("a", b"<?xml version='1.0'?>\n<mediawiki>", "is a MediaWiki dump; run"),
         ("a", b"<?xml version='1.0'?>\n<!-- a --><html>", "is HTML"),
-        ("a", b"<?xml version='1.0'?>\n<article>", "is XML, not text; .*--input-format plain"),
+        ("a", b"<?xml version='1.0'?>\n<article>", "is XML, not text; .*--input-format plain to"),
         ("a", b"WARC/1.0\r\nWARC-Type: warcinfo\r\n", "is a WARC file"),
         ("a", b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS.*git lfs pull"),
         ("a", b"\x7fELF\x02", "is a program"),
@@ -288,11 +282,11 @@ def test_empty_files_are_counted_and_an_input_without_text_is_rejected(tmp_path)
         inputs.recognise_all(tmp_path, READING, {})
     (tmp_path / "c").write_text("Text.")
     opened = partial(inputs.open_text, tmp_path, tmp_path / ".out", READING)
-    assert len(opened({"documents", "input"}).parts) == 1
+    assert len(opened({"documents", "input"})[0]) == 1
     with pytest.raises(ConfigError, match="--text-field: has no effect, the input is plain"):
         opened({"text_field"})
     (tmp_path / "d").write_text('{"text": "Text."}')
-    parts, _, notes, *_ = opened({"documents", "text_field"})
+    parts, notes = opened({"documents", "text_field"})
     assert [part.path.name for part in parts] == ["c", "d"]
     assert notes == [
         f"{tmp_path / 'a'}: is empty and left out; empty files: 2",
@@ -308,7 +302,6 @@ def test_a_file_without_documents_is_split_only_where_that_is_allowed(tmp_path):
     reading = files.Reading(documents="files")
     assert files.split_part(part, 100, reading) == [part]
     assert read([part], reading) == [lines_of(expected)]
-    assert read_blocks([part], reading) == lines_of(expected)
     # Where a document ends near, the range ends there, else at a line.
     parts = files.split_part(part, 40_000, READING, anywhere=True)
     assert len(parts) > 1 and read(parts) == expected
@@ -361,6 +354,8 @@ def test_an_error_in_a_range_or_in_plain_text_has_the_line_of_the_file(tmp_path)
         read([wrong])
     (tmp_path / "b").write_bytes(b"One.\nTwo.\nCaf\xe9.\n")
     assert_refused(tmp_path / "b", r"b \(line 3\): byte 0xE9 is not UTF-8")
+    with pytest.raises(DataError, match=r"b \(line 3\): byte 0xE9 is not UTF-8"):
+        read_blocks([files.recognise(tmp_path / "b", READING)])
 
 
 def test_errors_in_parquet_name_the_file_and_the_row(tmp_path):
@@ -404,11 +399,8 @@ PEAK = """
 import re, sys
 from pathlib import Path
 from bert_cli.data.text import preprocess
-from bert_cli.data.io.documents import text_blocks
 from bert_cli.data.io.files import Reading, recognise
 part = recognise(Path(sys.argv[1]), Reading())
-if part.format != 'wikiextractor':
-    for _ in text_blocks(part, Reading()): pass
 preprocess.load_splitter = lambda *_: lambda line: line.split('. ')
 out = Path(sys.argv[1] + '.out')
 preprocess.split_shard((), out, parts=[part], reading=Reading(), splitter=('', '', None, ''))

@@ -2,7 +2,6 @@
 
 import json
 import random
-from functools import partial
 
 import numpy as np
 import pytest
@@ -136,11 +135,10 @@ def test_the_warning_does_not_recommend_the_step_that_made_the_long_lines(tmp_pa
         assert remedy.format(more) in warning
 
 
-def test_a_setting_without_effect_is_rejected(tmp_path, pieces):
+def test_a_setting_without_effect_is_rejected(tmp_path):
     source = write(tmp_path / "a", documents())
-    for command in (partial(make, pieces=pieces), split):
-        with pytest.raises(ConfigError, match="--text-field: has no effect"):
-            command(source, tmp_path / "out", text_field="body")
+    with pytest.raises(ConfigError, match="--text-field: has no effect"):
+        split(source, tmp_path / "out", text_field="body")
     assert not (tmp_path / "out").exists()
 
 

@@ -8,7 +8,7 @@ import pytest
 from bert_cli.data.finetune import tables
 from bert_cli.data.io import files
 from bert_cli.data.io.documents import marked_lines
-from bert_cli.data.io.rows import table_rows
+from bert_cli.data.io.rows import json_rows, table_rows
 from bert_cli.errors import DataError
 
 FIELD = files.Reading(text_field="text")
@@ -77,8 +77,10 @@ def test_an_array_of_objects_is_read_as_a_table_and_named_elsewhere(tmp_path):
         assert rows_of(path) == [{"text": "One.", "label": 1}]
         with pytest.raises(DataError, match=rf"{name}: {problem}"):
             sentences(path)
-    with pytest.raises(DataError, match=rf"input: {problem}"):
-        list(tables.json_lines(['[{"text": "a"}]'], "input"))
+    assert [*json_rows(["[", '{"text": "a"}]'], "input")] == [("input (item 1)", {"text": "a"})]
+    for lines, location in ((["[3]"], "item 1"), (["{}", "[3]"], "line 2")):
+        with pytest.raises(DataError, match=rf"input \({location}\): is not a JSON object"):
+            list(json_rows(lines, "input"))
 
 
 def test_a_header_may_follow_blank_lines_be_long_or_hold_a_carriage_return():

@@ -15,7 +15,7 @@ from support.corpora import payloads
 from bert_cli.config.data import TokenizeSettings
 from bert_cli.data.examples.inspect import unmasked
 from bert_cli.data.io.files import Part, Reading, recognise
-from bert_cli.data.io.inputs import open_text
+from bert_cli.data.io.inputs import open_sentences
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import read_corpus
@@ -85,27 +85,12 @@ def content(folder):
 # --- which files are a group
 
 
-def planned_groups(source, reading=None, **options):
-    text = open_text(source, source.parent / "out", reading or Reading(), ())
-    return plan_groups(text, **options)
+def planned_groups(source):
+    return plan_groups(open_sentences(source, source.parent / "out"))
 
 
 def names(planned):
     return [[part.path.name for part in parts] for _, parts in planned]
-
-
-def test_files_of_one_document_each_are_bundled(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenize, "BUNDLE_BYTES", 100)
-    for n in range(7):
-        (tmp_path / str(n)).write_text("w1 w2\n\nw3 w4\n" * 3)
-    reading = Reading(documents="files")
-    planned, notes = planned_groups(tmp_path, reading)
-    assert names(planned) == [["0", "1"], ["2", "3"], ["4", "5", "6"]]
-    assert notes[0].startswith(f"{tmp_path / '6'}: has fewer than two documents")
-    monkeypatch.setattr(tokenize, "BUNDLE_BYTES", 1)
-    with pytest.raises(DataError, match=r"0 \(1 document in the group\).* or pass --no-nsp"):
-        planned_groups(tmp_path, reading)
-    assert len(planned_groups(tmp_path, reading, pairs=False)[0]) == 7
 
 
 def write_manifest(folder, counts):
@@ -127,8 +112,27 @@ def test_the_manifest_says_which_files_have_one_document(home, tmp_path, capsys)
     assert read_manifest(out)["notes"] == [note]
     assert f"tokenize: {note}" in capsys.readouterr().out
     write_manifest(tmp_path, {"text_00": 1, "text_01": 3, "text_02": 3})
-    with pytest.raises(DataError, match=r"text_00 \(1 document in the group\)"):
+    with pytest.raises(DataError, match=r"text_00 \(1 document in the group\).* or pass --no-nsp"):
         planned_groups(tmp_path)
+
+
+def test_only_text_with_one_sentence_on_each_line_is_read(tmp_path):
+    article = '<doc id="1" url="" title="A">\nA\n\nText.\n</doc>\n'
+    row = '{"text": "One."}\n'
+    for name, text, kind in (
+        ("a", article, "wikiextractor"),
+        ("a.jsonl", row, "json-lines"),
+        ("a.csv", "text\nOne.\n", "csv"),
+    ):
+        (tmp_path / name).write_text(text)
+        problem = rf"{name}: is {kind}, not text with one .*; run `bert preprocess` on it first"
+        with pytest.raises(DataError, match=problem):
+            open_sentences(tmp_path / name, tmp_path / "out")
+    # The first sentence of a step that splits sentences may begin like JSON.
+    (tmp_path / "split").mkdir()
+    (tmp_path / "split/text_00").write_text(row)
+    write_manifest(tmp_path / "split", {"text_00": 2})
+    assert open_sentences(tmp_path / "split", tmp_path / "out").parts[0].format == "plain"
 
 
 # --- from text to groups
@@ -152,7 +156,7 @@ def grouped(parts, limit, least=2):
     """Return the documents of each group as lines of words."""
     encoder = Encoder({word: n for n, word in enumerate(["[UNK]", *WORDS])}, Normalization())
     groups = []
-    for group in encode_groups(parts, encoder, Reading(), limit=limit, least=least):
+    for group in encode_groups(parts, encoder, limit=limit, least=least):
         ends = group.sentences.tolist()
         lines = [" ".join(WORDS[t - 1] for t in group.tokens[a:b]) for a, b in pairwise(ends)]
         groups.append([lines[a:b] for a, b in pairwise(group.documents.tolist())])

@@ -384,8 +384,6 @@ def test_a_vocabulary_is_not_replaced_by_one_of_another_size_or_text(tmp_path, c
     assert "vocab.txt is complete for this text (nothing to do)" in capsys.readouterr().out
     with pytest.raises(DataError, match=r"other settings .*size was 150, now 120"):
         train(tmp_path, size=120)
-    with pytest.raises(DataError, match="input_format was 'auto', now 'plain'"):
-        train(tmp_path, input_format="plain")
     problem = r"have changed since; move .*vocab away, or choose another"
     with pytest.raises(DataError, match=problem):
         train(tmp_path, lines=SENTENCES[::-1])
