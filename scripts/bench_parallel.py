@@ -77,7 +77,7 @@ def run_steps(settings: dict[str, Any]) -> dict[str, Any]:
 
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
-    from bert_cli.planning.plan import length_of, make_plan
+    from bert_cli.planning.plan import make_plan
     from bert_cli.planning.workload import workload_of
     from bert_cli.tasks.look.machine import resident_bytes
     from bert_cli.tasks.run import build, corpora
@@ -90,7 +90,7 @@ def run_steps(settings: dict[str, Any]) -> dict[str, Any]:
     mesh = open_mesh(work, processes)
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident_bytes()[0]
-    plan = make_plan(work, length_of(run), None)
+    plan = make_plan(work, None)
     parts: Any = build.build_run(work, mesh, plan)
     engine, state, step = parts
     stream = corpora.open_stream(run, processes.rank, processes.count)

@@ -65,7 +65,7 @@ def build_ours(options: argparse.Namespace) -> Any:
     tf.config.threading.set_intra_op_parallelism_threads(options.cores)
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
-    from bert_cli.planning.plan import length_of, make_plan
+    from bert_cli.planning.plan import make_plan
     from bert_cli.planning.workload import workload_of
     from bert_cli.tasks.run import build, corpora
     from bert_cli.tasks.run.resolve import open_mesh
@@ -89,7 +89,7 @@ def build_ours(options: argparse.Namespace) -> Any:
     )
     work = workload_of(settings)
     mesh = open_mesh(work, find_processes(os.environ))
-    plan = make_plan(work, length_of(settings), None)
+    plan = make_plan(work, None)
     engine, _, _ = build.build_run(work, mesh, plan)
     return engine, corpora.open_stream(settings)[0]
 

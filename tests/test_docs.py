@@ -28,7 +28,7 @@ from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.modernbert import ModernBertConfig
 from bert_cli.facts.products import BatchShape
 from bert_cli.parallel.tensorflow.pipeline import work_of
-from bert_cli.parse.options import LOG_LEVELS, Option, examples_of, sections_of
+from bert_cli.parse.options import LOG_LEVELS, examples_of, options_of
 from bert_cli.planning.flops import forward_flops
 
 ROOT = Path(__file__).parents[1]
@@ -63,11 +63,6 @@ def site(tmp_path_factory) -> Path:
     return out
 
 
-def options_of(name: str) -> list[Option]:
-    sections = sections_of(COMMANDS[name].settings_class(), name)
-    return [option for section in sections for option in section.options]
-
-
 def test_no_page_loads_anything_from_elsewhere(site):
     loads = r"<(script|img|iframe|link|source|embed)\b[^>]*\b(src|href)\s*=\s*.?(https?:)?//"
     pages = list(site.rglob("*.html"))
@@ -84,7 +79,7 @@ def test_the_reference_has_every_setting_of_a_command(site):
 
     for name in COMMANDS:
         text = text_of(f"bert-{name.replace(' ', '-')}")
-        for option in options_of(name):
+        for option in options_of(COMMANDS[name].settings_class()):
             assert all(flag in text for flag in option.flags)
             assert "".join(option.text.split()) in "".join(text.split()), option.name
     assert all(level in text_of("index") for level in LOG_LEVELS)
@@ -238,7 +233,9 @@ def lines_of(block: str) -> Iterator[list[str]]:
 
 @functools.cache
 def flags_of(name: str) -> set[str]:
-    flags = {flag for option in options_of(name) for flag in option.flags}
+    flags = {
+        flag for option in options_of(COMMANDS[name].settings_class()) for flag in option.flags
+    }
     return flags | {"--help", "--help-all", "--log-level"}
 
 

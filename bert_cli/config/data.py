@@ -12,6 +12,8 @@ from bert_cli.settings.markers import PathOrName, Positional, Recorded
 from bert_cli.settings.settings import OutSettings, SettingError, Settings, Shared, Unless
 
 Documents = Literal["blank-lines", "files"]
+PROCESSES = "Number of local processes; it does not change the results."
+Processes = Annotated[int, Field(ge=1, default_factory=cpu_count, description=PROCESSES)]
 MASK_TOKENS = {(384, 0.15): 56, (512, 0.15): 76}  # by length and fraction, as in BERT's configs
 
 
@@ -47,18 +49,12 @@ class SentenceInputSettings(Shared):
     """The output of `bert preprocess`, or text with one sentence on each line: a folder, a file, 'pattern*'."""
 
 
-class ProcessSettings(Shared):
-    """Local processes."""
-
-    processes: Annotated[int, Field(ge=1, default_factory=cpu_count)]
-    """Number of local processes; it does not change the results."""
-
-
-class ExecutorSettings(ProcessSettings):
+class ExecutorSettings(Settings):
     """Execution: local processes, or a cluster."""
 
     NEEDS = {"scheduler": ("executor", "dask"), "processes": ("executor", "local")}
 
+    processes: Processes
     executor: Literal["local", "dask"] = "local"
     """`local` processes, or the workers of a `dask` cluster with a shared file system. Dask is not
     authenticated: anyone who can reach its ports can run code, so the network must be trusted."""
@@ -275,7 +271,7 @@ class VocabSettings(OutSettings, SentenceInputSettings):
             raise SettingError("size", problem, remedy)
 
 
-class IndexSettings(ProcessSettings):
+class IndexSettings(Settings):
     """Write an `offset length` index for each record file, and corpus.json.
 
     Example: bert index data/128
@@ -286,6 +282,7 @@ class IndexSettings(ProcessSettings):
     """Folder of .tfrecord files."""
     vocab: Recorded[PathOrName | None] = None
     """Vocabulary of records made by another tool (a folder without corpus.json)."""
+    processes: Processes
     check: bool = False
     """Compare every file with the checksums of an earlier corpus.json, and check every record as a run does."""
 

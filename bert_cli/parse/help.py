@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from bert_cli.parse.options import (
     CONFIG,
-    LOG_LEVELS,
+    LOG_LEVEL,
     Option,
     Section,
     examples_of,
@@ -90,12 +90,7 @@ def add_help(
     general.add_argument("-h", "--help", action="help", help="Print this help and exit.")
     if has_more:
         general.add_argument("--help-all", action="help", help=f"List all {total} options.")
-    general.add_argument(
-        "--log-level",
-        choices=LOG_LEVELS,
-        metavar="{" + ",".join(LOG_LEVELS) + "}",
-        help="Show the log messages of TensorFlow and other libraries from this level on; by default none.",
-    )
+    _add_to_help(general, LOG_LEVEL)
     lines = [wrap_command(line, _width()) for line in examples_of(settings)]
     parser.epilog = "\n".join(["examples:", *lines]) if lines else None
     return parser

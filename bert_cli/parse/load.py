@@ -20,9 +20,9 @@ from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import OWN_CHECKSUM, JSONObject, check_format, read_json
 from bert_cli.parse.help import help_text
-from bert_cli.parse.old_names import adapt, instead_of, our_name, why_no_effect
-from bert_cli.parse.options import flag_of, parse_words, sections_of, split_at_dashes
-from bert_cli.parse.removed import removed_setting
+from bert_cli.parse.old_names import adapt, our_name, why_no_effect
+from bert_cli.parse.options import flag_of, options_of, parse_words, split_at_dashes
+from bert_cli.parse.removed import why_unknown
 from bert_cli.processes import print_help
 from bert_cli.settings.markers import POSITIONAL, is_path
 from bert_cli.settings.settings import RUN_LENGTHS, SettingError, Settings
@@ -387,11 +387,11 @@ def _unknown_setting(steps: Sequence[str], known: Sequence[str]) -> tuple[str, s
     near = nearest(name, siblings) or next(iter(anywhere), None)
     remedy = f"did you mean {near!r}?" if near else "remove it"
     path = f"{group}.{name}" if group else name
-    return instead_of(name) or removed_setting(path) or ("no such setting", remedy)
+    return why_unknown(path) or ("no such setting", remedy)
 
 
 def _how_to_give(settings: type[BaseModel], path: str) -> str:
-    options = [option for section in sections_of(settings, "") for option in section.options]
+    options = options_of(settings)
     inside = [option for option in options if f"{option.name}.".startswith(f"{path}.")]
     needed = [option for option in inside if option.is_required] or inside
     flags = " and ".join(option.flags[0] if option.flags else option.takes for option in needed)

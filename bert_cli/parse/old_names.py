@@ -74,6 +74,8 @@ DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 EXECUTIONS = "ckpt_every_n_steps_per_execution"
 PREDICTIONS = "max_predictions_per_seq"
 ROUNDING = "stochastic_rounding"
+NO_SETTINGS = {PREDICTIONS, *IGNORED, *SWITCHES}
+"""Last part of each key that a command with configs accepts without having the setting."""
 
 
 def our_name(path: str) -> str:
@@ -82,18 +84,6 @@ def our_name(path: str) -> str:
         if f"{path}.".startswith(f"{old}."):
             return our_name(new + path.removeprefix(old))
     return path
-
-
-def old_names_of(path: str) -> list[str]:
-    """Return the old keys of a setting."""
-    names = [path]
-    for name in names:  # finds also the old names that are appended meanwhile
-        names += [
-            old + name.removeprefix(new)
-            for old, new in RENAMES.items()
-            if f"{name}.".startswith(f"{new}.")
-        ]
-    return names[1:]
 
 
 def why_no_effect(path: str, value: object) -> str | None:
@@ -107,15 +97,10 @@ def why_no_effect(path: str, value: object) -> str | None:
 
 def instead_of(path: str) -> tuple[str, str] | None:
     """Return problem and remedy for an old key or flag, None for any other."""
-    name = path.replace("-", "_").removeprefix("no_").rpartition(".")[2]
+    name = path.removeprefix("no_").rpartition(".")[2]
     if name in SWITCHES:
         return SWITCHES[name][1], "leave it out"
     return ("no such setting", REMEDIES[name]) if name in REMEDIES else None
-
-
-def ignored_keys(*, has_configs: bool) -> list[str]:
-    """Return the last part of each key that a command with configs accepts without having the setting."""
-    return [PREDICTIONS, *IGNORED, *SWITCHES] if has_configs else []
 
 
 def adapt(

@@ -1,17 +1,17 @@
 """The options of a command: described from its settings class, and parsed from words.
 
 The docstring of a field is the text of its option, the class that declares the field gives the heading, and
-its type says what the option takes. argparse parses the words; pydantic validates.
+its type says what the option takes. pydantic validates the values.
 """
 
-import argparse
 import csv
 import inspect
-import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -22,14 +22,15 @@ from pydantic.fields import FieldInfo
 from bert_cli.errors import ConfigError, combine, nearest
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import JSONObject, json_with_unique_keys
-from bert_cli.parse.old_names import FALSE, TRUE, ignored_keys, instead_of, old_names_of, our_name
-from bert_cli.parse.removed import removed_setting
+from bert_cli.parse.old_names import FALSE, NO_SETTINGS, TRUE, our_name
+from bert_cli.parse.removed import why_unknown
 from bert_cli.settings.markers import HIDDEN, POSITIONAL, USUAL, group_of, is_path, kinds_of
 from bert_cli.settings.settings import Shared
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 METAVARS = {int: "INT", float: "NUMBER", Path: "PATH", str: "TEXT", dict: "JSON"}
 NULL = ("null", "None")
+SWITCH = {**dict.fromkeys(TRUE, True), **dict.fromkeys(FALSE, False)}
 # Program -> the remedy for words that it does not take.
 SURPLUS = {
     "bert launch": "write bert launch -- COMMAND [options]",
@@ -67,49 +68,55 @@ class Section:
 
 
 def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
-    """Return the options of a command: first its own, then options of several commands, then groups."""
+    """Return the options of a command: first its own, then options of several commands, then groups.
+
+    An option stands under the heading of the class that declares it; those of a Shared class are the command's own.
+    """
     positional = Section("arguments")
-    by_title: dict[str, Section] = {}
-    by_class: dict[type[BaseModel], Section] = {}
-    groups: dict[type[BaseModel], list[Section]] = {}
-    shared: list[tuple[Section, Section]] = []
-    for kind in settings.__mro__:
-        if not issubclass(kind, BaseModel):
-            continue
-        groups[kind] = []
-        if Shared in kind.__bases__:
-            section = next(by_class[heir] for heir in by_class if kind in heir.__bases__)
-            by_class[kind] = Section(section.title)
-            shared.append((section, by_class[kind]))
-        else:
-            title = f"options of bert {command}" if kind is settings else _heading(kind)
-            by_class[kind] = by_title.setdefault(title, Section(title))
+    command_section = Section(f"options of bert {command}")
+    shared: list[Option] = []
+    by_title = {command_section.title: command_section}
+    groups: list[Section] = []
     if "about" in settings.model_fields:
-        by_class[settings].options.append(CONFIG)
+        command_section.options.append(CONFIG)
     for name, about in settings.model_fields.items():
-        classes = [kind for kind in by_class if name in vars(kind).get("__annotations__", {})]
-        inner = group_of(about.annotation)
         if HIDDEN in about.metadata:
             continue
-        if inner is not None:
-            default = about.default if isinstance(about.default, BaseModel) else None
-            text = _one_line(about.description)
-            # The last class declares the group first, so that its position is the same in all commands.
-            groups[classes[-1]] += _group(inner, name, text, default, about.is_required())
-        elif POSITIONAL in about.metadata:
-            positional.options.append(_option(name, about, None, True))
-        else:
-            by_class[classes[0]].options.append(_option(name, about, None, True))
-    for section, last in reversed(shared):
-        section.options.extend(last.options)
-    sections = [positional, *by_title.values()]
-    sections += [section for kind in by_class for section in groups[kind]]
+        if group_of(about.annotation):
+            groups += _group(name, about, about.default, True)
+            continue
+        owner = next(kind for kind in settings.__mro__ if name in kind.__annotations__)
+        section = command_section
+        if POSITIONAL in about.metadata:
+            section = positional
+        elif owner is not settings and Shared not in owner.__bases__:
+            title = _heading(owner)
+            section = by_title.setdefault(title, Section(title))
+        is_shared = section is command_section and owner is not settings
+        options = shared if is_shared else section.options
+        options.append(_option(name, about, None, True))
+    command_section.options.extend(shared)
+    # The fields of base classes come first in a class, and their options last.
+    _, *inherited = by_title.values()
+    sections = [positional, command_section, *reversed(inherited), *groups]
     return [section for section in sections if section.options]
+
+
+def options_of(settings: type[BaseModel]) -> list[Option]:
+    """Return all options of a command."""
+    return [option for section in sections_of(settings, "") for option in section.options]
 
 
 CONFIG_TEXT = "JSON file with settings: a path, or the name of a shipped config. Flags override it."
 CONFIG = Option(
     flags=("--config",), name="config", takes="FILE", text=CONFIG_TEXT, is_path=True, is_usual=True
+)
+LOG_LEVEL = Option(
+    flags=("--log-level",),
+    name="log_level",
+    takes="{" + ",".join(LOG_LEVELS) + "}",
+    choices=LOG_LEVELS,
+    text="Show the log messages of TensorFlow and other libraries from this level on; by default none.",
 )
 
 
@@ -130,24 +137,23 @@ def _heading(kind: type[BaseModel]) -> str:
     return re.split(r"[.:;]", _one_line(kind.__doc__))[0]
 
 
-def _group(
-    kind: type[BaseModel], path: str, about: str, default: BaseModel | None, required: bool
-) -> Iterator[Section]:
-    section = Section(path.replace("_", "-"), about)
+def _group(path: str, about: FieldInfo, default: object, required: bool) -> list[Section]:
+    """Return the section of a group, and those of the groups in it; `default` has the command's values of the group."""
+    section = Section(path.replace("_", "-"), _one_line(about.description))
+    kind = group_of(about.annotation)
+    assert kind is not None
     below: list[Section] = []
+    required = required and about.is_required()
+    default = default if isinstance(default, BaseModel) else None
     for name, inner in fields_of(kind).items():
-        group = group_of(inner.annotation)
         where = f"{path}.{name}"
         if HIDDEN in inner.metadata:
             continue
-        if group is None:
-            section.options.append(_option(where, inner, default, required))
+        if group_of(inner.annotation):
+            below += _group(where, inner, getattr(default, name, None), required)
         else:
-            needed = required and inner.is_required()
-            value = getattr(default, name, None)
-            below += _group(group, where, _one_line(inner.description), value, needed)
-    yield section
-    yield from below
+            section.options.append(_option(where, inner, default, required))
+    return [section, *below]
 
 
 def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool) -> Option:
@@ -213,112 +219,124 @@ def _one_line(text: str | None) -> str:
 
 
 def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -> JSONObject:
-    """Return the values of a command line as nested texts, under the keys that were typed.
+    """Return the values of a command line, under the dotted keys that were typed.
 
     Raises ConfigError for unknown flags, with the nearest one, for a group that is not JSON, and for a flag
     without its value.
     """
-    options = [option for section in sections_of(settings, "") for option in section.options]
-    ignored = ignored_keys(has_configs="about" in settings.model_fields)
-    before_dashes, command = split_at_dashes(words)
-    texts: dict[str, str] = {}  # behind --, of which argparse must take none for a flag
-    if "command" not in settings.model_fields and "--" in words:
-        if all(option.flags for option in options):
-            raise ConfigError(f"{program} (--)", "takes no command", "leave out the --")
-        texts = {f"\0{number}": word for number, word in enumerate(command)}
-        command = []
-    if not all(option.flags for option in options):
-        # A word after a switch is a positional argument, not the value of the switch.
-        switches = {option.flags[0] for option in options if option.flags and not option.takes}
-        switches |= set(map(flag_of, ignored))
-        before_dashes = [f"{word}=true" if word in switches else word for word in before_dashes]
-        before_dashes += texts
-    by_key = {
-        key: option
-        for option in options
-        for key in (option.name, *(old_names_of(option.name) if option.flags else ()))
-    }
-    try:
-        parser = _value_parser(by_key, ignored)
-        parsed, unknown = parser.parse_known_intermixed_args(before_dashes)
-    except argparse.ArgumentError as error:
-        flag = error.argument_name or program
-        raise ConfigError(flag, error.message, f"see {program} --help") from error
-    if unknown:
-        raise _unknown_arguments(options, [texts.get(word, word) for word in unknown], program)
-    values: JSONObject = {"command": command} if "--" in words and not texts else {}
+    options = {option.name: option for option in options_of(settings)}
+    positional = [option for option in options.values() if not option.flags]
+    has_command = "command" in settings.model_fields
+    if "--" in words and not (has_command or positional):
+        raise ConfigError(f"{program} (--)", "takes no command", "leave out the --")
+    before_dashes, behind = split_at_dashes(words)
+    typed, rest = read_flags(options, before_dashes, program)
+    if has_command and "--" in words:
+        typed["command"] = behind
+    elif all(_is_value(options, word) for word in rest):
+        rest += behind
+        for option in positional:
+            if rest:
+                typed[option.name] = rest if option.is_list else rest[0]
+            rest = [] if option.is_list else rest[1:]
+    if rest:
+        raise _unknown_arguments(options, rest, program)
     # A group comes before its members, which override its JSON.
-    for key, value in sorted(vars(parsed).items(), key=lambda item: item[0].count(".")):
-        *groups, name = key.split(".")
-        inside = values
-        for group in groups:
-            inside = inside.setdefault(group, {})
-        try:
-            value = texts.get(value, value) if isinstance(value, str) else value
-            if isinstance(value, list):
-                value = [texts.get(word, word) for word in value]
-            inside[name] = _value(by_key[key], value) if key in by_key else _group_value(value)
-        except json.JSONDecodeError as error:
-            if key in by_key:
-                where = f"{flag_of(key)} ({error.doc})"
-                problem = f"is not valid JSON ({error.msg})"
-                raise ConfigError(where, problem, "check quotes, commas and brackets") from error
-            first = next(o.flags[0] for o in options if o.name.startswith(f"{our_name(key)}."))
-            remedy = f"set a value of the group, such as {first}; see {program} --help"
-            where = f"{program} ({flag_of(key)})"
-            in_json = f", in JSON ({error.msg})" if error.doc.startswith("{") else ""
-            problem = f"is a group of settings{in_json}"
-            raise ConfigError(where, problem, remedy) from error
-    return values
+    keys = sorted(typed, key=lambda key: key.count("."))
+    return {key: _value_of(options, key, typed[key], program) for key in keys}
 
 
-def _value_parser(by_key: Mapping[str, Option], ignored: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of values: every flag takes a text, and required flags may be missing.
-
-    `ignored` are the last parts of accepted keys that are no settings.
-    """
-    parser = argparse.ArgumentParser(
-        usage="bert",
-        add_help=False,
-        allow_abbrev=False,
-        exit_on_error=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    for key, option in by_key.items():
-        if not option.flags:
-            parser.add_argument(key, nargs="*" if option.is_list else "?")
-        elif not option.takes:
-            parser.add_argument(flag_of(key), dest=key, nargs="?", const="true")
-            parser.add_argument(off_flag_of(key), dest=key, action="store_const", const="false")
+def read_flags(
+    options: Mapping[str, Option], words: Sequence[str], program: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the texts of the flags among some words, by the keys that were typed, and the other words."""
+    typed: dict[str, Any] = {}
+    rest: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        flag, equals, text = word.partition("=")
+        match = _find(options, flag)
+        if match is None:
+            rest.append(word)
+            continue
+        key, limit = match
+        option = options.get(our_name(key))
+        is_off = flag == off_flag_of(key)
+        taken = list(takewhile(partial(_is_value, options), left[:limit]))
+        if equals:
+            taken = [text]
         else:
-            action = "append" if option.is_list else "store"
-            parser.add_argument(flag_of(key), dest=key, action=action)
-    groups = {key[:at] for key in by_key for at, letter in enumerate(key) if letter == "."}
-    for group in groups:
-        parser.add_argument(flag_of(group), dest=group, nargs="?", const="")
-    prefixes = ("", *(f"{group}." for group in groups))
-    for prefix, name in itertools.product(prefixes, ignored):
-        key = prefix + name
-        if key not in by_key:
-            parser.add_argument(flag_of(key), dest=key, nargs="*")
-            parser.add_argument(off_flag_of(key), dest=key, action="store_const", const=["false"])
-    return parser
+            left = left[len(taken) :]
+        if equals and is_off:
+            raise ConfigError(flag, f"ignored explicit argument {text!r}", f"see {program} --help")
+        if option and option.takes and not taken:
+            raise ConfigError(flag, "expected one argument", f"see {program} --help")
+        if option and option.is_list:
+            typed.setdefault(key, []).extend(taken)
+        else:
+            typed[key] = " ".join(taken or ["false" if is_off else "true"])
+    return typed, rest
 
 
-def _group_value(text: str | list[str]) -> Any:
-    if isinstance(text, list):  # of a key that is ignored
-        return " ".join(text) or "true"
-    value = json_with_unique_keys(text)
-    if not isinstance(value, dict):
-        raise json.JSONDecodeError("not an object", text, 0)
-    return value
+def _find(options: Mapping[str, Option], flag: str) -> tuple[str, int | None] | None:
+    """Return the key of a flag, and how many words it takes at most: None for any number. None for an unknown flag."""
+    is_off = flag.startswith("--no-")
+    key = flag[5 if is_off else 2 :].replace("-", "_")
+    option = options.get(our_name(key))
+    limit: int | None = 1
+    if option and option.flags:
+        is_known = not (is_off and option.takes)
+        # Where arguments have no flag, a word after a switch is an argument.
+        limit = 1 if option.takes or all(any_option.flags for any_option in options.values()) else 0
+    elif _members(options, key):
+        is_known = not is_off
+    else:
+        is_known = key.rpartition(".")[2] in NO_SETTINGS and CONFIG.name in options
+        limit = None
+    if not is_known or flag not in (flag_of(key), off_flag_of(key)):
+        return None
+    return key, 0 if is_off else limit
+
+
+def _members(options: Mapping[str, Option], group: str) -> list[Option]:
+    """Return the options of a group of settings, under its own or an old name."""
+    return [option for name, option in options.items() if name.startswith(f"{our_name(group)}.")]
+
+
+def _is_value(options: Mapping[str, Option], word: str) -> bool:
+    """Return whether a word can be a value: no flag, a negative number, or a text with spaces."""
+    if re.fullmatch(r"(?!-).*|-|-\d+|-\d*\.\d+", word, re.DOTALL):
+        return True
+    return " " in word and _find(options, word.partition("=")[0]) is None
+
+
+def _value_of(options: Mapping[str, Option], key: str, text: Any, program: str) -> Any:
+    """Return the value of a key: of a setting, of a group in JSON, or the text of a key without effect."""
+    if option := options.get(our_name(key)):
+        try:
+            return _value(option, text)
+        except json.JSONDecodeError as error:
+            where = f"{flag_of(key)} ({error.doc})"
+            problem = f"is not valid JSON ({error.msg})"
+            raise ConfigError(where, problem, "check quotes, commas and brackets") from error
+    members = _members(options, key)
+    if not members:
+        return text
+    problem = "is a group of settings"
+    if text.startswith("{"):
+        try:
+            return json_with_unique_keys(text)
+        except json.JSONDecodeError as error:
+            problem += f", in JSON ({error.msg})"
+    remedy = f"set a value of the group, such as {members[0].flags[0]}; see {program} --help"
+    raise ConfigError(f"{program} ({flag_of(key)})", problem, remedy)
 
 
 def _value(option: Option, words: Any) -> Any:
     """Return a value in the form for pydantic: a list, a boolean, None, or the text."""
-    if not option.takes and option.flags:
-        switch = {**dict.fromkeys(TRUE, True), **dict.fromkeys(FALSE, False)}
-        return switch.get(words.lower(), words)
+    if not option.takes:
+        return SWITCH.get(words.lower(), words)
     if not isinstance(words, list):
         return None if words in NULL and option.allows_none and option.flags else words
     values: list[Any] = []
@@ -340,30 +358,28 @@ def _value(option: Option, words: Any) -> Any:
 
 
 def _unknown_arguments(
-    options: Sequence[Option], words: Sequence[str], program: str
+    options: Mapping[str, Option], words: Sequence[str], program: str
 ) -> ConfigError:
-    flags = [option.flags[0] for option in options if option.flags]
+    flags = [option.flags[0] for option in options.values() if option.flags]
     # A word after an unknown flag is probably its value.
-    unknown = [word for word in words if word.startswith("-")]
+    unknown = [word for word in words if not _is_value(options, word)]
     if not unknown or (program == "bert launch" and words[0] not in unknown):
         remedy = (
             "quote a text with spaces, write a list as A,B and a config as --config FILE, "
             f"see {program} --help"
         )
         where = f"{program} ({' '.join(words)})"
-        remedy = SURPLUS.get(program, remedy)
-        return ConfigError(where, "too many arguments", remedy)
+        return ConfigError(where, "too many arguments", SURPLUS.get(program, remedy))
     errors = []
     for word in unknown:
         flag = word.partition("=")[0]
-        key = flag.lstrip("-")
         near = nearest(flag, flags)
         remedy = f"did you mean {near!r}?" if near else f"see {program} --help"
         if program == "bert doctor" and flag == "--config":
             remedy = "a run is checked by `bert doctor pretrain`"
-        elif not all(option.flags for option in options):
+        elif len(flags) < len(options):
             remedy += "; write a text that begins with - behind --"
-        known = instead_of(key) or removed_setting(our_name(key.replace("-", "_")))
+        known = why_unknown(flag.lstrip("-").replace("-", "_"))
         errors.append(ConfigError(f"{program} ({word})", *(known or ("no such flag", remedy))))
     return combine(errors)
 
@@ -390,11 +406,9 @@ def split_log_level(words: Sequence[str]) -> tuple[str, list[str]]:
     Raises ConfigError for an unknown level.
     """
     before_dashes, _ = split_at_dashes(words)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="")
-    try:
-        parsed, rest = parser.parse_known_args(before_dashes)
-    except argparse.ArgumentError as error:
+    typed, rest = read_flags({LOG_LEVEL.name: LOG_LEVEL}, before_dashes, "bert")
+    level = typed.get(LOG_LEVEL.name, "")
+    if level not in ("", *LOG_LEVELS):
         known = ", ".join(LOG_LEVELS)
-        raise ConfigError("--log-level", f"takes one of {known}", "use one of them") from error
-    return parsed.log_level, [*rest, *words[len(before_dashes) :]]
+        raise ConfigError("--log-level", f"takes one of {known}", "use one of them")
+    return level, [*rest, *words[len(before_dashes) :]]

@@ -3,6 +3,8 @@
 A name is looked up here only if a command does not know it. `docs/removed.md` has the same table.
 """
 
+from bert_cli.parse.old_names import instead_of, our_name
+
 PROBLEM = "was removed in 1.0"
 PHASES = "start a second run with --pretrained-ckpt-path, as `pretrain_base_512_phase2` does"
 PACKS = (
@@ -51,9 +53,11 @@ COMMANDS = {
 }
 
 
-def removed_setting(key: str) -> tuple[str, str] | None:
-    """Return problem and remedy for a removed key or a key in a removed group; None for others."""
-    name = key
+def why_unknown(key: str) -> tuple[str, str] | None:
+    """Return problem and remedy for a key of the original, a removed one, or one in a removed group; else None."""
+    if refusal := instead_of(key):
+        return refusal
+    name = our_name(key)
     while name:
         if name in SETTINGS:
             return PROBLEM, SETTINGS[name]

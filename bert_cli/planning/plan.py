@@ -7,9 +7,8 @@ import math
 import zlib
 from bisect import bisect_right
 from dataclasses import astuple, dataclass
-from typing import NamedTuple
 
-from bert_cli.config.training import GlobalBatch, TrainSettings
+from bert_cli.config.training import GlobalBatch
 from bert_cli.errors import ConfigError
 from bert_cli.planning.workload import Workload
 from bert_cli.text import count
@@ -104,41 +103,29 @@ class Plan:
         return count(self.examples_per_step, "example")
 
 
-class Length(NamedTuple):
-    """The length of a run, in examples or epochs."""
+def _examples(work: Workload, epoch: float | None) -> int:
+    """Return the number of examples that a run reads.
 
-    samples: int | None = None
-    epochs: float | None = None
-
-    def examples(self, epoch: float | None) -> int:
-        """Return the number of examples that a run reads.
-
-        `epoch` is the number of sequences in an epoch; None for synthetic examples. Raises ConfigError if the length is
-        unknown.
-        """
-        if self.samples is not None:
-            return self.samples
-        if self.epochs is None:
-            remedy = "set --num-epochs, passes over the records, or --total-num-train-samples"
-            problem = "is not set, and neither is total_num_train_samples"
-            raise ConfigError("num_epochs", problem, remedy)
-        if epoch is None:
-            problem = "has no effect on synthetic examples, which have no epochs"
-            where = f"num_epochs ({self.epochs:g})"
-            raise ConfigError(where, problem, "set --total-num-train-samples")
-        if self.epochs * epoch > MOST_EXAMPLES:
-            where = f"num_epochs ({self.epochs:g})"
-            raise ConfigError(where, "makes a run without end", "lower it")
-        return max(1, round(self.epochs * epoch))
-
-
-def length_of(order: TrainSettings) -> Length:
-    """Return the length that settings describe."""
-    return Length(order.total_num_train_samples, order.num_epochs)
+    `epoch` is the number of sequences in an epoch; None for synthetic examples. Raises ConfigError if the length is
+    unknown.
+    """
+    if work.samples is not None:
+        return work.samples
+    if work.epochs is None:
+        remedy = "set --num-epochs, passes over the records, or --total-num-train-samples"
+        problem = "is not set, and neither is total_num_train_samples"
+        raise ConfigError("num_epochs", problem, remedy)
+    where = f"num_epochs ({work.epochs:g})"
+    if epoch is None:
+        problem = "has no effect on synthetic examples, which have no epochs"
+        raise ConfigError(where, problem, "set --total-num-train-samples")
+    if work.epochs * epoch > MOST_EXAMPLES:
+        raise ConfigError(where, "makes a run without end", "lower it")
+    return max(1, round(work.epochs * epoch))
 
 
 def make_plan(
-    work: Workload, length: Length, corpus_examples: int | None, sequences_per_example: float = 1.0
+    work: Workload, corpus_examples: int | None, sequences_per_example: float = 1.0
 ) -> Plan:
     """Return the plan of a run on a corpus of this size (None: synthetic examples), rounded up to full steps.
 
@@ -148,7 +135,7 @@ def make_plan(
     """
     epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
     batch = work.batch
-    segments, total_steps = _segments(batch, length.examples(epoch), sequences_per_example)
+    segments, total_steps = _segments(batch, _examples(work, epoch), sequences_per_example)
     rate = work.optimizer.learning_rate
     scale = 1.0
     if rate.reference_batch_size is not None:

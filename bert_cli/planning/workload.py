@@ -38,6 +38,9 @@ class Workload(NamedTuple):
     engine: Engine
     precision: Precision
     optimizer: OptimizerOpts
+    samples: int | None
+    """Examples that the run reads; None if `epochs` says it."""
+    epochs: float | None
     seed: int
     compile: str
     deterministic: bool
@@ -81,6 +84,8 @@ def workload_of(order: TrainSettings) -> Workload:
         engine=order.engine,
         precision=order.precision,
         optimizer=order.optimizer_opts,
+        samples=order.total_num_train_samples,
+        epochs=order.num_epochs,
         seed=order.seed,
         compile=order.compile,
         deterministic=order.deterministic,

@@ -13,7 +13,7 @@ from bert_cli.commands import COMMANDS
 from bert_cli.config.tools import CompletionSettings
 from bert_cli.parse.help import add_help
 from bert_cli.parse.load import named_configs
-from bert_cli.parse.options import sections_of
+from bert_cli.parse.options import options_of
 from bert_cli.processes import print_line
 
 
@@ -45,8 +45,7 @@ def _full_parser() -> argparse.ArgumentParser:
         add_help(subparser, settings, name)
         if name in groups:
             subparsers[name] = subparser.add_subparsers(dest="what")
-        options = [option for section in sections_of(settings, name) for option in section.options]
-        paths = {option.name for option in options if option.is_path}
+        paths = {option.name for option in options_of(settings) if option.is_path}
         for action in subparser._actions:
             if action.dest in paths:
                 action.complete = config if action.dest == "config" else shtab.FILE

@@ -10,7 +10,7 @@ from support.settings import RUN
 from bert_cli.errors import ConfigError
 from bert_cli.parse.load import changed, describe, named_configs, read_config
 from bert_cli.planning.layout import parameters, propose, stages_of
-from bert_cli.planning.plan import Length, make_plan
+from bert_cli.planning.plan import make_plan
 from bert_cli.planning.workload import workload_of
 
 SMALL = RUN | {
@@ -312,7 +312,7 @@ FILES = "--train-file a --validation-file b --evaluate-every-steps 3"
 def test_the_settings_json_of_a_run_is_a_config(command, name, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
     first, loaded = order(f"{command} --config {name}" if name else f"{command} {FILES}")
-    plan = make_plan(workload_of(first), Length(samples=10**6), 10**6)
+    plan = make_plan(workload_of(first)._replace(samples=10**6), 10**6)
     assert loaded.no_effect == {} and plan.total_steps > 0
     if name:
         assert f"{command} --config configs/{name}.json" in first.about.command

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from bert_cli.commands import COMMANDS
 from bert_cli.parse.help import help_text
 from bert_cli.parse.load import field_paths, leaves
-from bert_cli.parse.options import parse_words, sections_of
+from bert_cli.parse.options import options_of, parse_words
 
 
 def settings_of(name: str) -> type[BaseModel]:
@@ -16,8 +16,7 @@ def settings_of(name: str) -> type[BaseModel]:
 
 
 def options(name: str) -> dict[str, Any]:
-    sections = sections_of(settings_of(name), name)
-    return {option.name: option for section in sections for option in section.options}
+    return {option.name: option for option in options_of(settings_of(name))}
 
 
 # Settings without a flag, which only a file or the command itself sets.
@@ -45,7 +44,7 @@ def test_help_has_usage_headings_general_options_and_examples(monkeypatch):
                       "\nExecution:", "--log-level", "\nexamples:\n  bert tok")),
         ("doctor pretrain", ("options of bert doctor pretrain:", "options of bert pretrain:",
                              "Settings of every training run")),
-        ("pretrain", ("Settings of every training run", "\nmasking", "\noptimizer-opts")),
+        ("pretrain", ("Settings of every training run", "\noptimizer-opts", "\nmasking")),
     ):  # fmt: skip
         text = help_text(settings_of(name), name, is_complete=True)
         assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)

@@ -15,7 +15,7 @@ from bert_cli.parse.load import configs_folder, load
 from bert_cli.planning import layout, memory
 from bert_cli.planning.layout import bubble, idle, propose, reduced_bytes
 from bert_cli.planning.memory import estimate, stages_of
-from bert_cli.planning.plan import Length, Plan, make_plan
+from bert_cli.planning.plan import Plan, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 
 GB = 10**9
@@ -36,7 +36,7 @@ def corpora(monkeypatch):
 
 
 def planned(work: Workload) -> Plan:
-    return make_plan(work, Length(samples=10**6), 10**6)
+    return make_plan(work._replace(samples=10**6), 10**6)
 
 
 def shipped(name: str, *flags: str) -> Workload:

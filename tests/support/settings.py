@@ -4,7 +4,7 @@ from typing import Any
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.parse.load import Loaded, validate
-from bert_cli.planning.plan import Plan, length_of, make_plan
+from bert_cli.planning.plan import Plan, make_plan
 from bert_cli.planning.workload import workload_of
 
 SHAPE = {
@@ -34,4 +34,4 @@ def small_run(run: dict[str, Any] = RUN, /, **changes: Any) -> PretrainSettings:
 
 def plan_of(settings: Any, corpus_examples: int | None, sequences_per_example: float = 1.0) -> Plan:
     work = workload_of(settings)
-    return make_plan(work, length_of(settings), corpus_examples, sequences_per_example)
+    return make_plan(work, corpus_examples, sequences_per_example)

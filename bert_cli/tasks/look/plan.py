@@ -13,7 +13,7 @@ from bert_cli.config.training import TrainSettings, short
 from bert_cli.errors import ConfigError
 from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
-from bert_cli.planning.plan import describe, length_of, make_plan
+from bert_cli.planning.plan import describe, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_line, print_table
 from bert_cli.settings.settings import parse_bytes
@@ -109,7 +109,7 @@ def _print_layout(work: Workload, default: str, length: str) -> None:
 def _describe_length(order: TrainSettings, work: Workload) -> str:
     """Return the plan as text; the number of steps is left out if it follows from records."""
     if isinstance(order, PretrainSettings) and order.total_num_train_samples is not None:
-        return describe(make_plan(work, length_of(order), None))
+        return describe(make_plan(work, None))
     epochs = order.num_epochs
     length = "a run" if epochs is None else f"{epochs:g} epochs of the records"
     return f"  {length} in steps of {count(work.batch.examples, 'example')}"

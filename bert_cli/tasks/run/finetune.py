@@ -36,7 +36,7 @@ from bert_cli.files import (
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.parse.load import changed
-from bert_cli.planning.plan import Plan, length_of, make_plan
+from bert_cli.planning.plan import Plan, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import interval
@@ -331,7 +331,7 @@ def open_features(
 ) -> tuple[Plan, FeatureReader, Batch]:
     """Return the plan of training on these examples, their reader, and micro-batches to trace with."""
     group = settings.texts_per_example
-    plan = make_plan(workload_of(settings), length_of(settings), len(features) // group)
+    plan = make_plan(workload_of(settings), len(features) // group)
     processes = mesh.processes
     batching = Batching(
         plan.examples_per_step, plan.micro_batch_size, processes.rank, processes.count

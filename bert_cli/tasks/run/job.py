@@ -21,7 +21,7 @@ from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning import layout
 from bert_cli.planning.checks import Check
-from bert_cli.planning.plan import Plan, length_of, make_plan
+from bert_cli.planning.plan import Plan, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.settings.markers import FIXED, marked
@@ -278,13 +278,12 @@ def plan_steps(draft: Draft[PretrainSettings]) -> str:
     """Make the plan, and the stream follow it; a length in examples needs no records."""
     order = draft.order
     stream = draft.stream
-    length = length_of(order)
     if stream is not None:
         sizes = stream.epoch_size, stream.sequences_per_example
-        plan = make_plan(workload_of(order), length, *sizes)
+        plan = make_plan(workload_of(order), *sizes)
         stream.follow(plan)
-    elif length.epochs is None:
-        plan = make_plan(workload_of(order), length, None)
+    elif order.num_epochs is None:
+        plan = make_plan(workload_of(order), None)
     else:
         return ""
     draft.plan = plan
