@@ -19,7 +19,6 @@ from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.labels import read_decision
 from bert_cli.data.finetune.squad_windows import WindowSizes, read_window_sizes
 from bert_cli.data.tokens import hub
-from bert_cli.data.tokens.encoder import split_word
 from bert_cli.data.tokens.notation import TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, TextTokenizer, TokenizerFolder, has_tokenizer
 from bert_cli.errors import CheckpointError, ConfigError, nearest
@@ -189,9 +188,8 @@ def extended(source: Source, tokenizer: TokenizerFolder | None) -> Source:
         return source
     new = pieces[len(known) :]
     if theirs.notation is WORDPIECE:
-        ids = {piece: number for number, piece in enumerate(known)}
-        longest = max(map(len, known))
-        replaced = [split_word(piece, ids, longest) for piece in new]
+        split = theirs.library.model.tokenize  # a piece with its ##
+        replaced = [[token.id for token in split(piece)] for piece in new]
     else:
         texts = [theirs.notation.shown(piece) for piece in new]
         encodings = theirs.library.encode_batch_fast(texts, add_special_tokens=False)
