@@ -14,7 +14,17 @@ from typing import Literal
 
 from bert_cli.data.io import files
 from bert_cli.data.io.rows import rows, text_of
-from bert_cli.data.io.wrapping import Joiner, margins_of
+from bert_cli.data.io.wrapping import (
+    CUT,
+    NUMBERED,
+    TWO_COLUMNS,
+    Joiner,
+    ends_within_sentences,
+    has_line_numbers,
+    has_two_columns,
+    margins_of,
+    wrapped_width,
+)
 from bert_cli.errors import DataError
 
 BLOCK_BYTES = 1 << 22  # text that is encoded at once; its tokens take about 60 MB
@@ -158,11 +168,24 @@ def recognise_lines(parts: Sequence[files.Part], reading: files.Reading) -> list
     pool = parts[:: -(-len(parts) // POOLED_FILES)] if parts[1:] else []
     common = margins_of("\n\n".join(_sample(part, reading, POOLED_CHARACTERS) for part in pool))
     return [
-        part
-        if part.margins or (part.format == "plain" and not common)
-        else files.judge_lines(part, _sample(part, reading, SAMPLED_CHARACTERS), reading, common)
+        _judge_lines(part, _sample(part, reading, SAMPLED_CHARACTERS), reading, common)
         for part in parts
     ]
+
+
+def _judge_lines(
+    part: files.Part, text: str, reading: files.Reading, common: tuple[int, ...]
+) -> files.Part:
+    """Return a file with the margins that its first text was wrapped at, or that are `common`, or with its fault."""
+    is_joined = reading.line_breaks == "join" and part.format != "wikiextractor"
+    if has_line_numbers(text):
+        return replace(part, fault=NUMBERED)
+    if not is_joined and has_two_columns(text):
+        return replace(part, fault=TWO_COLUMNS)
+    margins = margins_of(text, common)
+    if margins or is_joined or wrapped_width(text):
+        return replace(part, margins=margins, fault="")
+    return replace(part, fault=CUT if ends_within_sentences(text) else "")
 
 
 def _sample(part: files.Part, reading: files.Reading, size: int) -> str:

@@ -21,16 +21,6 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from bert_cli.data.io.manifest import Shard
-from bert_cli.data.io.wrapping import (
-    CUT,
-    NUMBERED,
-    TWO_COLUMNS,
-    ends_within_sentences,
-    has_line_numbers,
-    has_two_columns,
-    margins_of,
-    wrapped_width,
-)
 from bert_cli.errors import DataError, import_extra
 
 Format = Literal["wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
@@ -67,7 +57,6 @@ NAMED: dict[str, Format] = {
 }
 """Suffix of a name -> format; a compression may follow."""
 HEAD_BYTES = 1 << 20  # unpacked bytes that decide what a file is
-WRAPPED_BYTES = 1 << 17  # unpacked bytes that decide whether its lines are wrapped
 PACKED_BYTES = 1 << 16  # bytes of a compressed file that are unpacked at a time
 # Bytes of text in a byte of the file: 10 MB of English articles, at each program's default level.
 EXPANSION = {"": 1.0, "gzip": 2.75, "xz": 3.6, "bzip2": 3.5, "zstandard": 2.8}
@@ -103,7 +92,7 @@ class Part:
     format: Format
     compression: str
     size: int  # bytes of the file in this part
-    start: int = 0  # first byte of an uncompressed file; first row group of a Parquet file
+    start: int = 0  # first byte of an uncompressed file
     stop: int | None = None  # end of the range; None is the end of the file
     first_line: int = 1  # its number, where errors in a range need it
     margins: tuple[int, ...] | None = None  # its lines are joined; without columns by their length
@@ -157,10 +146,7 @@ def recognise(path: Path, reading: Reading) -> Part | None:
         problem = "is not UTF-8 text with line ends (zero bytes or carriage returns alone)"
         remedy = "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'"
         raise DataError(f"{path} (line 1)", problem, remedy)
-    part = replace(part, format=kind)
-    if kind != "plain" or reading.line_breaks == "keep":
-        return part
-    return judge_lines(part, head[:WRAPPED_BYTES].decode(errors="replace"), reading)
+    return replace(part, format=kind)
 
 
 def refuse_other_kinds(path: Path, head: bytes, *, is_plain: bool) -> None:
@@ -194,19 +180,6 @@ def refuse_array(text: str, where: str) -> None:
     """Raise DataError if a file of JSON lines begins as a JSON array."""
     if text.lstrip("\ufeff \t\r\n").startswith("["):
         raise DataError(where, "is a JSON array", "write one object on each line (jq -c .[])")
-
-
-def judge_lines(part: Part, text: str, reading: Reading, common: tuple[int, ...] = ()) -> Part:
-    """Return a file with the margins that its first text was wrapped at, or that are `common`, or with its fault."""
-    is_joined = reading.line_breaks == "join" and part.format != "wikiextractor"
-    if has_line_numbers(text):
-        return replace(part, fault=NUMBERED)
-    if not is_joined and has_two_columns(text):
-        return replace(part, fault=TWO_COLUMNS)
-    margins = margins_of(text, common)
-    if margins or is_joined or wrapped_width(text):
-        return replace(part, margins=margins, fault="")
-    return replace(part, fault=CUT if ends_within_sentences(text) else "")
 
 
 def _format_of(path: Path, head: bytes) -> Format:
@@ -362,15 +335,13 @@ def line_number(part: Part, offset: int) -> int:
 def split_part(part: Part, size: int, reading: Reading, *, anywhere: bool = False) -> list[Part]:
     """Split a file of twice `size` or more into ranges of about `size`, between documents.
 
-    With `anywhere` a document may be split at a line, if no end of a document is near. Compressed files, tables
-    and plain files that are one document are not split; Parquet files are split between row groups.
+    With `anywhere` a document may be split at a line, if no end of a document is near. Compressed files, tables,
+    Parquet and plain files that are one document are not split.
     """
     is_document = part.format == "plain" and reading.documents == "files" and not anywhere
-    is_table = part.format in TABLES  # its header names the columns
-    if part.compression or is_document or is_table or part.size < 2 * size:
+    is_whole = is_document or part.format in (*TABLES, "parquet")  # a header names the columns
+    if part.compression or is_whole or part.size < 2 * size:
         return [part]
-    if part.format == "parquet":
-        return _split_row_groups(part, size)
     near = size // 8 if anywhere else part.size
     starts = [0]
     with open_part(part) as file:
@@ -402,23 +373,6 @@ def _document_start(file: IO[bytes], offset: int, kind: Format, near: int) -> in
         after_blank = not text
         start += len(line)
     return start
-
-
-def _split_row_groups(part: Part, size: int) -> list[Part]:
-    with open_parquet(part) as file:
-        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-        sizes = [group.total_byte_size for group in groups]
-    compression = part.size / max(1, sum(sizes))
-    parts = []
-    start = 0
-    total = 0.0
-    for stop, unpacked in enumerate(sizes, 1):
-        total += unpacked * compression
-        if total >= size or stop == len(sizes):
-            parts.append(replace(part, start=start, stop=stop, size=round(total)))
-            start = stop
-            total = 0.0
-    return parts or [part]
 
 
 def text_bytes(part: Part) -> float:

@@ -151,12 +151,8 @@ def parquet_rows(
         names = file.schema_arrow.names
         check_columns(str(part.path), columns, names, remedy)
         columns = [*columns, *({*optional} & {*names} - {*columns})]
-        stop = file.metadata.num_row_groups if part.stop is None else part.stop
-        number = sum(file.metadata.row_group(group).num_rows for group in range(part.start))
-        groups = list(range(part.start, stop))
-        for batch in file.iter_batches(
-            ROWS_AT_ONCE, row_groups=groups, columns=columns, use_threads=False
-        ):
+        number = 0
+        for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
             for values in zip(*batch.columns, strict=True):
                 number += 1
                 where = f"{part.path} (row {number})"

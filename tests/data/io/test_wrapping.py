@@ -13,7 +13,7 @@ from support.bert import ROOT
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io import files
-from bert_cli.data.io.documents import marked_lines
+from bert_cli.data.io.documents import marked_lines, recognise_lines
 from bert_cli.data.io.wrapping import (
     Joiner,
     ends_within_sentences,
@@ -84,8 +84,8 @@ def sentences(source, out, **settings):
 
 def lines_of(path, breaks="auto", size=None):
     reading = files.Reading(line_breaks=breaks)
-    part = files.recognise(path, reading)
-    parts = [part] if size is None else files.split_part(part, size, reading)
+    parts = recognise_lines([files.recognise(path, reading)], reading)
+    parts = parts if size is None else files.split_part(*parts, size, reading)
     return [line for part in parts for kind, line in marked_lines(part, reading) if kind == "body"]
 
 
