@@ -44,8 +44,8 @@ def open_sentences(source: Path, out: Path) -> Sentences:
     kind = "plain" if manifest.get("step") == "preprocess" else "auto"
     parts, notes = recognise_all(source, Reading(kind), manifest)
     for part in parts:
-        if part.format != "plain":
-            problem = f"is {part.format}, not text with one sentence on each line"
+        if (kind := part.compression or part.format) != "plain":
+            problem = f"is {kind}, not plain text with one sentence on each line"
             raise DataError(str(part.path), problem, "run `bert preprocess` on it first")
     shards = manifest.get("shards", [])
     documents = {source / shard["output"]: shard.get("documents", 0) for shard in shards}

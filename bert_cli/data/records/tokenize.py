@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,6 @@ from bert_cli.settings.markers import recorded
 from bert_cli.text import count
 
 RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range
-HELD_BYTES = 2 * RANGE_BYTES  # held in memory; a larger compressed file is split there
 BLOCK_POSITIONS = 1 << 17  # positions of the rows that are masked and serialized at once
 
 # For the estimate of the bytes to write, of English articles with Google's uncased vocabulary.
@@ -221,52 +220,24 @@ class Group:
     documents: Numbers  # number of each document's first sentence, and the end
 
 
-def encode_groups(
-    parts: Sequence[Part], encoder: LineEncoder, *, limit: int, least: int
-) -> Iterator[Group]:
-    """Encode all sentences of some parts; a new group begins after `limit` bytes of text.
-
-    Every group holds at least `least` documents if there are as many: the last documents of a group go into the next.
-    With `least` 1 a document that alone reaches the limit is split between sentences.
-    """
-    # Tokens, the length of each sentence, and the number of its document; empty documents have numbers, too.
-    none = np.zeros(0, np.int64)
-    pieces: list[tuple[npt.NDArray[Any], ...]] = [(np.zeros(0, np.uint16), none, none)]
-    size = document = 0
+def encode_parts(parts: Sequence[Part], encoder: LineEncoder) -> Group:
+    """Return all sentences of some parts, encoded. The end of a part ends a document."""
+    tokens = [np.zeros(0, np.uint16)]
+    # The length of each sentence and the number of its document; empty documents have numbers, too.
+    columns = [np.zeros((2, 0), np.int64)]
+    document = 0
     for part in parts:
         for text in sentence_blocks(part):
             encoded = encoder.encode(text)
             numbers = document + np.cumsum(encoded.blank)
             document = int(numbers[-1])
-            has_tokens = encoded.lengths > 0
-            pieces.append((encoded.tokens, encoded.lengths[has_tokens], numbers[has_tokens]))
-            size += len(text)
-            if size < limit:
-                continue
-            tokens, lengths, documents = map(np.concatenate, zip(*pieces, strict=True))
-            begins = np.flatnonzero(np.diff(documents, prepend=-1))
-            stop = 0
-            if least == 1 and len(begins) == 1:
-                stop = len(documents)
-            elif len(begins) >= 2 * least:
-                stop = int(begins[-least])
-            group = _group(tokens, lengths[:stop], documents[:stop])
-            if stop:
-                yield group
-            rest = tokens[len(group.tokens) :].copy()
-            size = int(size * len(rest) / max(1, len(tokens)))
-            pieces = [(rest, lengths[stop:], documents[stop:])]
+            tokens.append(encoded.tokens)
+            columns.append(np.stack([encoded.lengths, numbers])[:, encoded.lengths > 0])
         document += 1
-    yield _group(*map(np.concatenate, zip(*pieces, strict=True)))
-
-
-def _group(
-    tokens: npt.NDArray[np.uint16 | np.uint32], lengths: Numbers, documents: Numbers
-) -> Group:
-    """Return the group of sentences with these lengths and numbers of documents."""
-    ends = np.append(0, np.cumsum(lengths))
+    lengths, documents = np.concatenate(columns, axis=1)
     begins = np.flatnonzero(np.diff(documents, prepend=-1))
-    return Group(tokens[: int(ends[-1])], ends, np.append(begins, len(lengths)))
+    ends = np.append(0, np.cumsum(lengths))
+    return Group(np.concatenate(tokens), ends, np.append(begins, len(lengths)))
 
 
 # --- the work on one group
@@ -276,32 +247,25 @@ def convert(
     inputs: tuple[Path, ...], output: Path, *, parts: Sequence[Part], recipe: Recipe
 ) -> Stats:
     """Write the records of one group and their index."""
-    documents = sentences = tokens = truncated = 0
     # Garbage collection would take 18 % of the time to search millions of strings for cycles.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         encoder, vocabulary = _encoder(*recipe.vocabulary)
-        limit = HELD_BYTES * len(parts)
-        least = 2 if recipe.has_pairs else 1
-        groups = encode_groups(parts, encoder, limit=limit, least=least)
+        group = encode_parts(parts, encoder)
+        documents = len(group.documents) - 1
+        if recipe.has_pairs:
+            _check_documents(documents, parts)
+        pairs, keys, tokens = _pair_group(group, recipe, output.stem)
         with RecordWriter(output) as writer:
-            for number, group in enumerate(groups):
-                if recipe.has_pairs:
-                    _check_documents(len(group.documents) - 1, parts)
-                name = f"{output.stem} {number}" if number else output.stem
-                pairs, keys, drawn = _pair_group(group, recipe, name)
-                tokens += drawn
-                truncated += drawn - pairs.tokens
-                for block in _blocks(group, pairs, keys, recipe, vocabulary):
-                    writer.write_all(block)
-                documents += len(group.documents) - 1
-                sentences += len(group.sentences) - 1
+            for block in _blocks(group, pairs, keys, recipe, vocabulary):
+                writer.write_all(block)
     finally:
         if was_enabled:
             gc.enable()
     size = sum(part.size for part in parts)
-    extra = {"tokens": tokens, "tokens_cut": truncated}
+    extra = {"tokens": tokens, "tokens_cut": tokens - pairs.tokens}
+    sentences = len(group.sentences) - 1
     return Stats(documents, sentences, writer.records, bytes_in=size, extra=extra)
 
 

@@ -160,10 +160,9 @@ def run(settings: VocabSettings) -> None:
             print_line(f"vocab: {path} is complete for this text (nothing to do)")
             return
         size = sum(part.size for part in parts)
-        is_packed = any(part.compression for part in parts)
         _warn_of_stripping(next(sentence_blocks(parts[0]), ""), normalization)
         times = 3 if base else 2  # that the text is read
-        with Progress("vocab", None if is_packed else times * size) as bar:
+        with Progress("vocab", times * size) as bar:
             texts = partial(_texts, parts, bar)
             pieces, sentences = _train(texts, settings, normalization, target)
             if base is not None:

@@ -21,7 +21,7 @@ from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.formats import parse_dynamic, parse_static
 from bert_cli.data.records.index import read_index
-from bert_cli.data.records.tokenize import encode_groups, plan_groups
+from bert_cli.data.records.tokenize import encode_parts, plan_groups
 from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.tokenizer import (
     Normalization,
@@ -123,9 +123,12 @@ def test_only_text_with_one_sentence_on_each_line_is_read(tmp_path):
         ("a", article, "wikiextractor"),
         ("a.jsonl", row, "json-lines"),
         ("a.csv", "text\nOne.\n", "csv"),
+        ("a.gz", gzip.compress(b"One."), "gzip"),
     ):
-        (tmp_path / name).write_text(text)
-        problem = rf"{name}: is {kind}, not text with one .*; run `bert preprocess` on it first"
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        problem = (
+            rf"{name}: is {kind}, not plain text with one .*; run `bert preprocess` on it first"
+        )
         with pytest.raises(DataError, match=problem):
             open_sentences(tmp_path / name, tmp_path / "out")
     # The first sentence of a step that splits sentences may begin like JSON.
@@ -146,57 +149,26 @@ def documents(count, seed=0, most=30):
     ]
 
 
-def write(path, texts, packed=False):
-    data = "\n\n".join("\n".join(lines) for lines in texts).encode()
-    path.write_bytes(gzip.compress(data) if packed else data)
-    return recognise(path, Reading())
-
-
-def grouped(parts, limit, least=2):
-    """Return the documents of each group as lines of words."""
+def documents_of(parts):
+    """Return the documents of parts as lines of words."""
     encoder = Encoder({word: n for n, word in enumerate(["[UNK]", *WORDS])}, Normalization())
-    groups = []
-    for group in encode_groups(parts, encoder, limit=limit, least=least):
-        ends = group.sentences.tolist()
-        lines = [" ".join(WORDS[t - 1] for t in group.tokens[a:b]) for a, b in pairwise(ends)]
-        groups.append([lines[a:b] for a, b in pairwise(group.documents.tolist())])
-    return groups
-
-
-@pytest.mark.parametrize(("limit", "piece"), [(1, 1), (300, 500), (10**9, 1)])
-def test_a_large_compressed_file_is_split_between_documents(tmp_path, monkeypatch, limit, piece):
-    monkeypatch.setattr("bert_cli.data.io.documents.BLOCK_BYTES", piece)
-    expected = documents(60)
-    found = grouped([write(tmp_path / "a.gz", expected, packed=True)], limit)
-    assert [document for group in found for document in group] == expected
-    assert all(len(group) >= 2 for group in found)
-    assert (len(found) == 1) == (limit == 10**9)
+    group = encode_parts(parts, encoder)
+    ends = group.sentences.tolist()
+    lines = [" ".join(WORDS[t - 1] for t in group.tokens[a:b]) for a, b in pairwise(ends)]
+    return [lines[a:b] for a, b in pairwise(group.documents.tolist())]
 
 
 def test_a_large_file_becomes_several_groups_whose_names_sort_in_their_order(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenize, "RANGE_BYTES", 20)
+    monkeypatch.setattr("bert_cli.data.io.documents.BLOCK_BYTES", 50)
     expected = documents(1500, most=2)
-    write(tmp_path / "a", expected)
+    (tmp_path / "a").write_text("\n\n".join("\n".join(lines) for lines in expected))
     planned, notes = planned_groups(tmp_path / "a")
     outputs = [output.name for output, _ in planned]
     assert len(outputs) > 1000 and notes == [] and sorted(outputs) == outputs
     assert outputs[0] == "wiki_0000.tfrecord"
-    found = [document for _, parts in planned for document in grouped(parts, 10**9)[0]]
+    found = [document for _, parts in planned for document in documents_of(parts)]
     assert found == expected
-
-
-def test_a_document_beyond_the_limit_is_complete_for_pairs_and_split_for_single_segments(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr("bert_cli.data.io.documents.BLOCK_BYTES", 200)
-    expected = documents(1, most=2000) + documents(1, 1)
-    part = write(tmp_path / "a", expected)
-    assert grouped([part], 1000) == [expected]
-    found = grouped([part], 1000, least=1)
-    assert len(found) > 5
-    assert max(sum(map(len, group)) for group in found) < 100
-    lines = [line for group in found for document in group for line in document]
-    assert lines == [line for document in expected for line in document]
 
 
 def test_blank_lines_and_the_ends_of_files_end_documents(tmp_path):
@@ -204,9 +176,9 @@ def test_blank_lines_and_the_ends_of_files_end_documents(tmp_path):
     (tmp_path / "b").write_text("vaba\n\u200b\nkelo\n\n\u200b\n\n", encoding="utf-8")
     parts = [recognise(tmp_path / name, Reading()) for name in "ab"]
     # A line of removed characters alone is no sentence and ends nothing.
-    assert grouped(parts, 10**9) == [[["bake", "lomi"], ["nura"], ["sito"], ["vaba", "kelo"]]]
+    assert documents_of(parts) == [["bake", "lomi"], ["nura"], ["sito"], ["vaba", "kelo"]]
     (tmp_path / "c").write_text(" \n\n")
-    assert grouped([Part(tmp_path / "c", "plain", "", 3)], 9) == [[]]
+    assert documents_of([Part(tmp_path / "c", "plain", "", 3)]) == []
 
 
 # --- what is in the records
