@@ -136,7 +136,7 @@ class Records:
         )  # fmt: skip
         for name, value, stored, option, fits in sizes:
             if value != stored and not (self.is_dynamic and fits):
-                problem = f"the {corpus['format']} records in {self.folder} have {stored}"
+                problem = f"the {corpus['masking']} records in {self.folder} have {stored}"
                 remedy = f"use {stored}, or records made with `bert tokenize {option}`"
                 raise DataError(f"{name} ({value})", problem, remedy)
 

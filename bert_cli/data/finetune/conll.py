@@ -25,7 +25,7 @@ from bert_cli.data.finetune.features import (
     window_spans,
 )
 from bert_cli.data.finetune.label_cells import check_spellings, label_numbers
-from bert_cli.data.finetune.tables import read_lines
+from bert_cli.data.finetune.tables import read_lines, repeats
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
 from bert_cli.statistics import Examples, Sample, identify, sample_of
@@ -39,6 +39,7 @@ CUT_WORDS = "words longer than max_seq_length, truncated"
 NO_PIECES = "words without pieces (control characters), read as [UNK]"
 PREFIXED = "words that begin with a language, as in WikiANN's files, which is left out"
 COUNTED = "sentences whose first column counts the words, which are read from the second"
+REPEATED = "sentences that repeat an earlier sentence"
 DOCUMENT = "-DOCSTART-"
 _LABEL = re.compile(r"O|[BI](-.+)?")
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -122,6 +123,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
         prefix = language[0]
         words = [[word.removeprefix(prefix) or word for word in sentence] for sentence in words]
         remarks[PREFIXED] = sum(map(len, words))
+    remarks[REPEATED] = repeats([[" ".join(sentence)] for sentence in words])
     tags = [[(where, cells[-1]) for where, cells in sentence] for sentence in rows]
     remarks[COUNTED] = column * len(words)
     remarks[CONVERTED] = sum(_start_with_b(sentence) for sentence in tags)

@@ -119,6 +119,11 @@ def test_iob1_becomes_bio_and_is_counted_and_bio_is_unchanged(tmp_path):
     assert result.remarks == {} and result.label_names == ("O", "B", "I", "B-PER", "I-PER")
 
 
+def test_sentences_that_repeat_an_earlier_one_are_counted(tmp_path):
+    result = conll.read_conll(put(tmp_path, "a O\nb B\n\nA O\nB B\n\nb B\n\na B\nb O\n"))
+    assert result.remarks == {conll.REPEATED: 2}
+
+
 def test_a_broken_file_is_reported_with_its_line(tmp_path):
     for text, message in (
         ("a O\nb\n", r"\(line 2\): 'b' is not a line of 2 columns"),
