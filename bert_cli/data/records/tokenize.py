@@ -222,7 +222,7 @@ class Group:
 
 def encode_parts(parts: Sequence[Part], encoder: LineEncoder) -> Group:
     """Return all sentences of some parts, encoded. The end of a part ends a document."""
-    tokens = [np.zeros(0, np.uint16)]
+    tokens: list[npt.NDArray[np.uint16 | np.uint32]] = [np.zeros(0, np.uint16)]
     # The length of each sentence and the number of its document; empty documents have numbers, too.
     columns = [np.zeros((2, 0), np.int64)]
     document = 0
