@@ -19,6 +19,7 @@ from bert_cli.facts.architectures import ARCHITECTURES, Part, head_of_class
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import PRETRAINING, Head
 from bert_cli.files import JSONObject
+from bert_cli.model import published
 
 Array = npt.NDArray[Any]
 
@@ -206,7 +207,9 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
             raise CheckpointError(f"{where} ({name} {described[name]!r})", problem, remedy)
     kind = described.get("model_type", "bert")
     if kind not in ARCHITECTURES:
-        raise CheckpointError(f"{where} (model_type {kind})", "is not a BERT", "use a BERT model")
+        known = ", ".join((*ARCHITECTURES, *published.TYPES))
+        problem = "is no encoder that this tool has the layers of"
+        raise CheckpointError(f"{where} (model_type {kind})", problem, f"use one of {known}")
     shape = ARCHITECTURES[kind].shape
     try:
         return shape.model_validate({**shape.from_hf(described), "architecture": kind})

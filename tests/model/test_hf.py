@@ -132,7 +132,10 @@ def test_the_shape_is_read_from_a_config_and_a_model_that_cannot_be_run_is_refus
     assert config_of(hf_config(tiny)) == tiny
     assert config_of({"hidden_size": 384}) == BertConfig(hidden_size=384)
     for described, message in (
-        ({"model_type": "roberta"}, r"\(model_type roberta\): is not a BERT"),
+        (
+            {"model_type": "mpnet"},
+            r"\(model_type mpnet\): is no encoder that .*; use one of bert, .*xlm-roberta",
+        ),
         ({"hidden_act": "gelu_new"}, r"c\.json \(hidden_act 'gelu_new'\)"),
         ({"hidden_size": 32}, r"c\.json: .*num_attention_heads 12 does not divide"),
     ):

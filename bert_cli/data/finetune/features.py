@@ -349,11 +349,14 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: bool
     offsets = [np.zeros((0, 2), np.int32)]
     for begin in range(0, len(texts), ENCODED_AT_ONCE):
         batch = list(texts[begin : begin + ENCODED_AT_ONCE])
-        for encoding in encode(batch, add_special_tokens=False):
+        for text, encoding in zip(batch, encode(batch, add_special_tokens=False), strict=True):
             ids.append(np.array(encoding.ids, np.int32))
             lengths.append(len(encoding.ids))
             if with_offsets:
-                offsets.append(np.array(encoding.offsets, np.int32).reshape(-1, 2))
+                places = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+                # The library counts the space before a word to a piece of Unigram, but not of others.
+                places[:, 0] += [text[begin:end][:1].isspace() for begin, end in encoding.offsets]
+                offsets.append(places)
     counts = np.array(lengths, np.int64)
     return Pieces(np.concatenate(ids), counts.cumsum() - counts, counts, np.concatenate(offsets))
 

@@ -16,21 +16,37 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.random import Numbers
-from bert_cli.data.tokens.entries import AddedToken, ConfigFile, TokenizerFile, normalizer_entries
+from bert_cli.data.tokens.entries import (
+    UNCASED,
+    AddedToken,
+    ConfigFile,
+    Normalization,
+    TokenizerFile,
+    normalizer_entries,
+)
 from bert_cli.data.tokens.notation import (
     BYTE_LEVEL,
     COPY_AGAIN,
+    MASK,
+    NAMES,
+    ROBERTA_TOKENS,
+    SPECIAL_TOKENS,
     TOKENIZER_FILE,
+    TOKENS,
+    UNIGRAM,
     WORDPIECE,
     Notation,
     byte_level_library,
+    frame_texts,
+    library_tokenizer,
     read_notation,
+    unigram_library,
 )
 from bert_cli.errors import DataError
 from bert_cli.facts.bert import BertConfig
@@ -39,21 +55,16 @@ from bert_cli.files import JSONObject, Value, read_json, write_atomically, write
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # anywhere in a vocabulary
-MASK = "[MASK]"
 VOCAB_FILE = "vocab.txt"
 CONFIG_FILE = "tokenizer_config.json"
 MAP_FILE = "special_tokens_map.json"
 ADDED_FILE = "added_tokens.json"
 FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, MAP_FILE, ADDED_FILE)
 """The files of a tokenizer, which every checkpoint has so that it can be opened alone."""
-TOKENS = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
-"""Names of the special tokens in a tokenizer_config.json."""
 LIBRARY_CLASS = "PreTrainedTokenizerFast"
 """The class of transformers that reads a tokenizer.json for any model; others depend on its version and the model."""
 SPACE = 32  # a byte up to it is white space or a control character
 NORMALIZER_KEYS = {key: key for key in ("lowercase", "strip_accents", "handle_chinese_chars")}
-LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
 
 
 # --- vocabularies
@@ -71,39 +82,13 @@ class SpecialIds:
 
 
 @dataclass(frozen=True)
-class Normalization:
-    """Normalization of text before it is split into pieces; by default as for BERT's uncased models."""
-
-    cased: bool = False
-    strip_accents: bool | None = None  # None: as in BERT, where text is lower-cased
-    split_chinese: bool = True  # into characters, each a word of its own
-
-    def __post_init__(self) -> None:
-        if self.strip_accents == (not self.cased):
-            object.__setattr__(self, "strip_accents", None)  # so that equal values are equal
-
-    @classmethod
-    def of(cls, config: JSONObject, *, cased: bool) -> Self:
-        """Return the normalization of a tokenizer_config.json; `cased` applies if it does not state the case."""
-        lower = config.get("do_lower_case")
-        chinese = config.get("tokenize_chinese_chars")
-        cased = cased if lower is None else not lower
-        return cls(cased, config.get("strip_accents"), chinese is not False)
-
-    def changes(self) -> dict[str, bool]:
-        """Return the fields that differ from BERT's models of the same case."""
-        bert = vars(Normalization(self.cased))
-        return {name: value for name, value in vars(self).items() if value != bert[name]}
-
-
-@dataclass(frozen=True)
 class Vocabulary:
     """The pieces of a vocab.txt, or of the tokenizer.json of byte-level BPE, in the order of their ids."""
 
     path: Path
     pieces: tuple[str, ...]
     sha256: str  # of the file's bytes
-    normalization: Normalization = Normalization()
+    normalization: Normalization = UNCASED
     notation: Notation = WORDPIECE
 
     @property
@@ -189,6 +174,9 @@ def vocabulary_bytes(
     description, notation = read_notation(path)
     if notation is BYTE_LEVEL:
         return path.read_bytes(), notation
+    if notation is UNIGRAM:
+        problem = "is Unigram, for which this tool makes no records of pre-training"
+        raise DataError(str(path), problem, "train a vocabulary of your own with bert vocab")
     pieces: dict[str, int] = description["model"].pop("vocab")
     normalization = Normalization.of(normalizer_entries(description), cased=False)
     expected = json.loads(library_tokenizer({"[UNK]": 0}, normalization).to_str())
@@ -207,8 +195,10 @@ def vocabulary_bytes(
     return text.encode(), notation
 
 
-def _check_special(where: str, pieces: Iterable[str]) -> None:
-    missing = [token for token in SPECIAL_TOKENS if token not in pieces]
+def _check_special(
+    where: str, pieces: Iterable[str], tokens: Sequence[str] = SPECIAL_TOKENS
+) -> None:
+    missing = [token for token in tokens if token not in pieces]
     if missing:
         raise DataError(where, f"lacks {' '.join(missing)}", "use a model that has them")
 
@@ -256,7 +246,13 @@ class TextTokenizer:
         """The tokenizer of texts in which a literal [MASK] is the special token."""
         from tokenizers import AddedToken, Tokenizer
 
-        library = Tokenizer.from_str(self.library.to_str())
+        description = json.loads(self.library.to_str())
+        pieces = description["model"]["vocab"]
+        if self.notation is UNIGRAM:
+            pieces[self.special.mask][0] = MASK
+        else:
+            pieces[MASK] = pieces.pop(self.pieces[self.special.mask])
+        library = Tokenizer.from_str(json.dumps(description))
         library.encode_special_tokens = self.library.encode_special_tokens
         library.add_tokens([AddedToken(MASK, lstrip=self.mask_takes_space, normalized=False)])
         return library
@@ -308,16 +304,26 @@ class TokenizerFolder:
             library, notation = self._from_json()
         self._add_tokens(library)
         ids: dict[str, int] = library.get_vocab()
-        _check_special(f"{folder} (tokenizer)", ids)
+        if notation is UNIGRAM:
+            ids = {piece.removeprefix(" "): number for piece, number in ids.items()}
+        _check_special(f"{folder} (tokenizer)", ids, self.special_tokens)
         by_id = {number: piece for piece, number in ids.items()}
         if (last := max(by_id)) >= 2 * len(by_id):
             where = f"{folder} (tokenizer, id {last} of {by_id[last]!r})"
             raise DataError(where, f"is too large for its {len(by_id):,} pieces", COPY_AGAIN)
         pieces = tuple(by_id.get(number, "") for number in range(1 + last))
-        special = SpecialIds(*(ids[token] for token in SPECIAL_TOKENS))
+        special = SpecialIds(*(ids[token] for token in self.special_tokens))
         digest = hashlib.sha256(library.to_str().encode()).hexdigest()
-        takes_space = any(token.content == MASK and token.lstrip for token in self._listed_tokens())
+        mask = self.special_tokens[-1]
+        takes_space = any(token.content == mask and token.lstrip for token in self._listed_tokens())
         return TextTokenizer(library, special, pieces, digest, notation, takes_space)
+
+    @cached_property
+    def special_tokens(self) -> Sequence[str]:
+        """The five special tokens, as this vocabulary writes them."""
+        listed = {token.content for token in self._listed_tokens()}
+        is_robertas = listed.issuperset(ROBERTA_TOKENS) and not listed.issuperset(SPECIAL_TOKENS)
+        return ROBERTA_TOKENS if is_robertas else SPECIAL_TOKENS
 
     def _listed_tokens(self) -> list[AddedToken]:
         return self._part(TOKENIZER_FILE, TokenizerFile).added_tokens
@@ -335,6 +341,9 @@ class TokenizerFolder:
         try:
             if notation is BYTE_LEVEL:
                 return byte_level_library(description, added), notation
+            if notation is UNIGRAM:
+                special = {name: added.get(name) for name in self.special_tokens}
+                return unigram_library(description, special), notation
             return Tokenizer.from_str(json.dumps(description)), notation
         except Exception as error:  # the library raises Exception itself
             raise DataError(str(path), f"cannot be read ({error})", COPY_AGAIN) from error
@@ -355,18 +364,13 @@ class TokenizerFolder:
 
     def _to_json(self) -> bytes:
         """Return the tokenizer.json of vocab.txt, with the special tokens as other programs add them."""
-        from tokenizers import decoders, processors
+        from tokenizers import decoders
 
         library = self._from_vocabulary()
         self._add_tokens(library)
         library.add_special_tokens([*SPECIAL_TOKENS])
-        single = "[CLS]:0 $A:0 [SEP]:0"
-        special = [(token, library.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-        library.post_processor = processors.TemplateProcessing(
-            single=single, pair=f"{single} $B:1 [SEP]:1", special_tokens=special
-        )
         library.decoder = decoders.WordPiece(prefix="##")
-        return json.dumps(json.loads(library.to_str())).encode()
+        return frame_texts(library.to_str().encode(), SPECIAL_TOKENS)
 
     @property
     def _is_derived(self) -> bool:
@@ -398,7 +402,7 @@ class TokenizerFolder:
         tokens += [AddedToken(content=name, normalized=False, special=True) for name in contents]
         added: dict[str, AddedToken] = {}
         for token in tokens:
-            if token.content not in SPECIAL_TOKENS:
+            if token.content not in self.special_tokens:
                 added.setdefault(token.content, token)
         return sorted(added.values(), key=lambda token: math.inf if token.id is None else token.id)
 
@@ -442,6 +446,9 @@ class TokenizerFolder:
             return {}
         if TOKENIZER_FILE not in files and VOCAB_FILE in files:
             files[TOKENIZER_FILE] = self._to_json()
+        if shape.type_vocab_size > 1 and self.special_tokens is ROBERTA_TOKENS:
+            # RoBERTa joins two texts by two separators, this tool as BERT.
+            files[TOKENIZER_FILE] = frame_texts(files[TOKENIZER_FILE], self.special_tokens)
         config = self._part(CONFIG_FILE, JSONObject)
         stored_length = config.get("model_max_length")
         longest = shape.max_position_embeddings
@@ -449,7 +456,8 @@ class TokenizerFolder:
         splits = not fills_masks
         if any(token.special for token in self.added_tokens):
             splits = bool(config.get("split_special_tokens"))
-        config = {**TOKENS, **config, "tokenizer_class": LIBRARY_CLASS}
+        tokens = dict(zip(NAMES, self.special_tokens, strict=True))
+        config = {**tokens, **config, "tokenizer_class": LIBRARY_CLASS}
         config.pop("auto_map", None)  # code of the folder that it came from
         config |= {"model_max_length": longest, "split_special_tokens": splits}
         # A class of transformers without segments refuses token_type_ids; their default depends on the version.
@@ -479,20 +487,3 @@ class TokenizerFolder:
 def _is_length(value: object) -> TypeGuard[int | float]:
     """Return whether this is a number of tokens; transformers writes 10**30 where there is no limit."""
     return isinstance(value, int | float) and 1 <= value < math.inf
-
-
-def library_tokenizer(vocabulary: dict[str, int], normalization: Normalization) -> "Tokenizer":
-    """Return a tokenizer of the library with BERT's normalizer, pre-tokenizer and WordPiece."""
-    # Worker processes use every core already.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-
-    pieces = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD)
-    tokenizer = Tokenizer(pieces)
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        lowercase=not normalization.cased,
-        strip_accents=normalization.strip_accents,
-        handle_chinese_chars=normalization.split_chinese,
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return tokenizer

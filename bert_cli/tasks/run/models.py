@@ -7,7 +7,7 @@ unpickled.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import SEVERAL_LABELS
 from bert_cli.files import JSONObject, check_regular, read_json, verify_checkpoint
-from bert_cli.model import hf, tensorflow_names
+from bert_cli.model import hf, published, tensorflow_names
 from bert_cli.tasks.run.weight_files import (
     FILES,
     Tensors,
@@ -70,7 +70,7 @@ class Source:
     folder: Path
     """The folder with config.json and the tokenizer."""
     described: JSONObject
-    """The content of config.json."""
+    """The content of config.json; of a published model that is read as a BERT, that of the BERT."""
     where: str
     """The file that describes the model, for messages."""
     weights: Path
@@ -81,6 +81,8 @@ class Source:
     """Number of the first new row; rows after the new rows are padding."""
     temperature: float = 1.0
     """Divisor of a classifier's logits, and so of the weights of its last layer."""
+    stored: JSONObject = field(default_factory=dict)
+    """The content of config.json as its owner wrote it, if it is a Hugging Face folder."""
 
     @cached_property
     def tokenizer(self) -> TokenizerFolder:
@@ -125,10 +127,20 @@ class Source:
         """Return the name of the model's class in transformers."""
         return str(self.described["architectures"][0])
 
+    @property
+    def is_as_stored(self) -> bool:
+        """Return whether the file of the weights has them as `tensors` returns them, so that it can be copied."""
+        is_renamed = self.stored.get("model_type") in published.TYPES
+        return self.weights.name == checkpoint.MODEL and self.temperature == 1.0 and not is_renamed
+
+    def read_weights(self) -> Tensors:
+        """Return the weights of the files, by Hugging Face's names for a BERT."""
+        return published.bert_tensors(read_weights(self.weights), self.stored)
+
     def tensors(self) -> Tensors:
         """Return all weights by Hugging Face's names. Raises CheckpointError if they cannot be read."""
         verify_checkpoint(self.folder, but=(checkpoint.OPTIMIZER,))
-        tensors = dict(read_weights(self.weights))
+        tensors = dict(self.read_weights())
         if self.temperature != 1.0:
             for name in ("classifier.weight", "classifier.bias"):
                 tensors[name] = (tensors[name] / self.temperature).astype(tensors[name].dtype)
@@ -221,7 +233,7 @@ def find_source(
         raise CheckpointError(source.where, problem, "copy the model again")
     read_embedding(source.folder)
     if not source.described.get("architectures"):
-        entries = hf.class_of(read_weights(source.weights), config)
+        entries = hf.class_of(source.read_weights(), config)
         source = replace(source, described={**source.described, **entries})
     return source
 
@@ -254,7 +266,9 @@ def _find_source(name: str, flag: str, saved: Saved | None) -> Source:
         return Source(folder, described, str(config), prefix)
     config = folder / "config.json"
     read_json(config, ModelClass, CheckpointError, "copy it from the model again")
-    return Source(folder, _read_config(config), str(config), weights)
+    stored = _read_config(config)
+    described = published.bert_config(stored, str(config))
+    return Source(folder, described, str(config), weights, stored=stored)
 
 
 def find_folder(name: str, flag: str) -> Path:

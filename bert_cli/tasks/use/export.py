@@ -189,9 +189,13 @@ class Served(tf.Module):
         check = tf.debugging.assert_less_equal(tf.shape(input_ids)[1], limit, message)
         with tf.control_dependencies([check]):
             input_ids = tf.identity(input_ids)
-        columns = {"input_ids": input_ids, "input_mask": attention_mask}
-        if token_type_ids is not None:
-            columns["segment_ids"] = token_type_ids
+        if token_type_ids is None:
+            token_type_ids = tf.zeros_like(input_ids)
+        columns = {
+            "input_ids": input_ids,
+            "input_mask": attention_mask,
+            "segment_ids": token_type_ids,
+        }
         *_, (name, last) = self.model.blocks
         if self.model.head is not None:
             # Every position as if it were masked.
@@ -305,7 +309,7 @@ def _write_hf_files(model: opened.Opened, folder: Path) -> Any:
 
     source = model.source
     weights = folder / checkpoint.MODEL
-    if source.weights.name == checkpoint.MODEL and source.temperature == 1.0:
+    if source.is_as_stored:
         shutil.copyfile(source.weights, weights)
     else:
         checkpoint.write_tensors(weights, source.tensors())

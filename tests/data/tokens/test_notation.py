@@ -148,8 +148,11 @@ def test_other_kinds_and_lacking_tokens_are_refused_by_name(folder, tmp_path):
     path = tmp_path / "tokenizer.json"
     description = json.loads((folder / "tokenizer.json").read_text())
     for change, message in (
-        ({"model": {"type": "Unigram"}}, r"\(model.type Unigram\): is neither WordPiece nor byte-"),
-        ({"pre_tokenizer": None}, r"\(model.type BPE\): is neither WordPiece nor byte-level BPE"),
+        (
+            {"model": {"type": "WordLevel"}},
+            r"\(model.type WordLevel\): is none of WordPiece, byte-",
+        ),
+        ({"pre_tokenizer": None}, r"\(model.type BPE\): is none of WordPiece, byte-level BPE and"),
         ({"model": {"type": "BPE", "vocab": 3}}, r"tokenizer.json: cannot be read"),
         ({"added_tokens": []}, r"lacks \[PAD\] \[UNK\] \[CLS\] \[SEP\] \[MASK\]; use a model"),
     ):

@@ -1,0 +1,120 @@
+"""Encoders of others whose arithmetic is BERT's: a record of what their files write otherwise.
+
+RoBERTa, XLM-RoBERTa and DistilBERT are read as a BERT, and what is written of them is a BERT, which every program
+opens. Only encoders and heads that have the same layers are read; `model.hf` refuses the tensors of others.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_cli.errors import CheckpointError
+from bert_cli.files import JSONObject
+
+Array = npt.NDArray[Any]
+POSITIONS = "embeddings.position_embeddings.weight"
+SEGMENTS = "embeddings.token_type_embeddings.weight"
+WORDS = "embeddings.word_embeddings.weight"
+
+
+class Published(NamedTuple):
+    """A type of models that is read as a BERT."""
+
+    classes: str
+    """The beginning of the names of transformers' classes."""
+    names: Mapping[str, str]
+    """Parts of the names of tensors -> BERT's."""
+    entries: Mapping[str, str] = {}
+    """Entries of config.json -> BERT's."""
+    skips_padding: bool = False
+    """Whether the first position has the number after the padding's id, so that no text reads the rows before it."""
+    has_segments: bool = True
+    """Whether there is a table of segments; without, the vector of each segment is 0."""
+
+
+ROBERTA = {
+    "roberta.": "bert.",
+    "lm_head.dense.": "cls.predictions.transform.dense.",
+    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
+    "lm_head.": "cls.predictions.",
+}
+TYPES = {
+    "roberta": Published("Roberta", ROBERTA, skips_padding=True),
+    "xlm-roberta": Published("XLMRoberta", ROBERTA, skips_padding=True),
+    "distilbert": Published(
+        "DistilBert",
+        {
+            "distilbert.": "bert.",
+            "transformer.layer.": "encoder.layer.",
+            ".attention.q_lin.": ".attention.self.query.",
+            ".attention.k_lin.": ".attention.self.key.",
+            ".attention.v_lin.": ".attention.self.value.",
+            ".attention.out_lin.": ".attention.output.dense.",
+            ".sa_layer_norm.": ".attention.output.LayerNorm.",
+            ".ffn.lin1.": ".intermediate.dense.",
+            ".ffn.lin2.": ".output.dense.",
+            ".output_layer_norm.": ".output.LayerNorm.",
+            "vocab_transform.": "cls.predictions.transform.dense.",
+            "vocab_layer_norm.": "cls.predictions.transform.LayerNorm.",
+            "vocab_projector.": "cls.predictions.decoder.",
+        },
+        {
+            "dim": "hidden_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "hidden_dim": "intermediate_size",
+            "activation": "hidden_act",
+            "dropout": "hidden_dropout_prob",
+            "attention_dropout": "attention_probs_dropout_prob",
+        },
+        has_segments=False,
+    ),
+}
+"""model_type of transformers -> its record."""
+
+
+def bert_config(described: JSONObject, where: str) -> JSONObject:
+    """Return the config.json of the BERT that a model is; of an architecture of this tool, the same one."""
+    record = TYPES.get(str(described.get("model_type")))
+    if record is None:
+        return described
+    config = {record.entries.get(name, name): value for name, value in described.items()}
+    config["model_type"] = "bert"
+    classes = described.get("architectures") or []
+    config["architectures"] = [name.replace(record.classes, "Bert") for name in classes]
+    if not record.has_segments:
+        config["type_vocab_size"] = 2
+    if record.skips_padding:
+        rows = described.get("max_position_embeddings")
+        if type(rows) is not int or rows <= _unread_rows(described):
+            where = f"{where} (max_position_embeddings {rows!r})"
+            problem = "has no row for a token after those of the padding"
+            raise CheckpointError(where, problem, "copy config.json from the model again")
+        config["max_position_embeddings"] = rows - _unread_rows(described)
+    return config
+
+
+def bert_tensors(tensors: Mapping[str, Array], described: JSONObject) -> Mapping[str, Array]:
+    """Return the tensors of a model, whose own config.json is `described`, as those of a BERT."""
+    record = TYPES.get(str(described.get("model_type")))
+    if record is None:
+        return tensors
+    renamed: dict[str, Array] = {}
+    for name, value in tensors.items():
+        for theirs, ours in record.names.items():
+            name = name.replace(theirs, ours)
+        if record.skips_padding and name.endswith(POSITIONS):
+            value = value[_unread_rows(described) :]
+        if not record.has_segments and name.endswith(WORDS):
+            segments = np.zeros((2, value.shape[1]), value.dtype)
+            renamed[name.removesuffix(WORDS) + SEGMENTS] = segments
+        renamed[name] = value
+    return renamed
+
+
+def _unread_rows(described: JSONObject) -> int:
+    """Return the number of rows of the table of positions that no token reads."""
+    padding = described.get("pad_token_id")
+    return 1 + (padding if type(padding) is int else 1)
