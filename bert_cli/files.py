@@ -6,7 +6,6 @@ callers need no checks. Every output is written to a partial file and renamed wh
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -51,8 +50,6 @@ DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 SECONDS_BETWEEN_ATTEMPTS = 0.05
 PARTIAL = ".partial_"
 """Prefix of the name of a folder that is being written or removed."""
-MADE = ".made.json"
-"""The file by which the same command recognises the folder that it has written."""
 
 
 def _check_inner(name: str) -> str:
@@ -210,14 +207,12 @@ def write_output(path: Path, text: str, setting: str) -> None:
 
 
 class Checksums(BaseModel):
-    """The entries of state.json that verify a checkpoint, and of MADE that verify another folder."""
+    """The entries of state.json that verify a checkpoint."""
 
     format: OwnFormat = None
 
     crc32c: dict[InnerPath, str]
     """Checksum of each other file."""
-    origin: str = ""
-    """What an output folder was made from, by `origin_of`."""
 
 
 def file_crc32c(path: Path) -> str:
@@ -329,13 +324,13 @@ def atomic_file(path: Path, size: float | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path, size: float | None = None, origin: str = "") -> Iterator[Path]:
+def atomic_folder(path: Path, size: float | None = None) -> Iterator[Path]:
     """Yield a partial folder, and rename it to `path` when the block succeeds.
 
     Only an empty folder is replaced. The files are forced to the disk before the rename, so that a power cut cannot
     leave a damaged folder of that name. The partial folder is removed when the block fails, and after a kill by the
-    next call for the same `path`. `check_new_folder` recognises the folder by its `origin`. OSErrors are raised as by
-    `name_path`, ConfigError if another command has written `path` meanwhile.
+    next call for the same `path`. OSErrors are raised as by `name_path`, ConfigError if another command has written
+    `path` meanwhile.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with name_path(path, size), _own_partial(path) as lock:
@@ -343,10 +338,6 @@ def atomic_folder(path: Path, size: float | None = None, origin: str = "") -> It
         try:
             partial.mkdir()
             yield partial
-            if origin:
-                checksums = crc32c_of_files(partial)
-                made = {"format": FORMAT, "origin": origin, "crc32c": checksums}
-                (partial / MADE).write_text(json.dumps(made, indent=1), encoding="utf-8")
             fsync_paths([*partial.rglob("*"), partial])
             if path.exists():
                 check_new_folder(path)  # another command may have written it meanwhile
@@ -378,34 +369,10 @@ def _own_partial(path: Path) -> Iterator[Path]:
         yield partial
 
 
-def origin_of(settings: BaseModel, *inputs: str | Path | None) -> str:
-    """Return a hash of a command's settings but its `out`, and of the names, sizes and times of the inputs' files."""
-    values = settings.model_dump()
-    out = values.pop("out")
-    roots = [Path(name) for name in inputs if name is not None]
-    files = sorted(path for root in roots for path in (root, *root.rglob("*")) if path.is_file())
-    stats = [(str(file), file.stat()) for file in files if not file.is_relative_to(out)]
-    compared = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    described = repr((type(settings).__name__, values, compared))
-    return hashlib.sha256(described.encode()).hexdigest()
-
-
-def check_new_folder(out: Path, origin: str = "", remedy: str = "use a new one") -> bool:
-    """Return whether an output folder is complete: `atomic_folder` made it from `origin`, and no file has changed.
-
-    Raises ConfigError if any other folder exists and is not empty.
-    """
-    if origin and (out / MADE).is_file():
-        made = read_json(out / MADE, Checksums, ConfigError, f"move {out} away")
-        files = ((out / name, crc32c) for name, crc32c in made.crc32c.items())
-        if made.origin == origin and all(
-            path.is_file() and file_crc32c(path) == crc32c for path, crc32c in files
-        ):
-            print_line(f"{out} is complete (nothing to do)")
-            return True
+def check_new_folder(out: Path, remedy: str = "use a new one") -> None:
+    """Raise ConfigError if an output folder exists and is not empty."""
     if out.is_symlink() or out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError(f"out ({out})", "exists and is not an empty folder", remedy)
-    return False
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -18,7 +18,6 @@ import bert_cli
 from bert_cli import files
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.files import (
-    MADE,
     atomic_file,
     atomic_folder,
     check_new_folder,
@@ -26,7 +25,6 @@ from bert_cli.files import (
     is_locked,
     lock_file,
     name_path,
-    origin_of,
     output_json,
     read_json,
     write_atomically,
@@ -142,38 +140,14 @@ def test_a_writer_keeps_its_partial_file_beside_another_and_a_killed_one_is_remo
     assert (path / "one" if path.is_dir() else path).read_text() == "theirs"
 
 
-class Settings(BaseModel):
-    out: Path
-    model: Path
-    size: int = 1
-
-
-def test_a_folder_is_complete_only_for_its_settings_inputs_and_files(tmp_path, capsys):
-    model, out = tmp_path / "model", tmp_path / "model" / "out"
-    model.mkdir()
-    (model / "weights").write_text("1")
-
-    def check(**values):
-        settings = Settings(out=out, model=model, **values)
-        return check_new_folder(out, origin_of(settings, model, None, "name-on-a-hub"))
-
-    assert check() is False
-    with atomic_folder(out, origin=origin_of(Settings(out=out, model=model), model)) as folder:
-        (folder / "inner").mkdir()
-        (folder / "inner" / "file").write_text("1")
-    assert check() is True
-    assert capsys.readouterr().out == f"{out} is complete (nothing to do)\n"
-    with pytest.raises(ConfigError, match="is not an empty folder"):
-        check(size=2)
-    for path in (model / "weights", out / "inner" / "file", out / MADE):
-        before = path.read_bytes(), path.stat()
-        path.write_text("2")
-        with pytest.raises(ConfigError, match=r"is not an empty folder|made.json"):
-            check()
-        path.write_bytes(before[0])
-        os.utime(path, ns=(before[1].st_atime_ns, before[1].st_mtime_ns))
-    assert check() is True
-    (out / "inner" / "more").touch()
+def test_a_folder_that_is_not_empty_is_refused_before_and_after_it_is_filled(tmp_path):
+    out = tmp_path / "out"
+    check_new_folder(out)
+    with atomic_folder(out) as folder:
+        (folder / "file").touch()
+    for place in (out, out / "file"):
+        with pytest.raises(ConfigError, match="is not an empty folder; use a new one"):
+            check_new_folder(place)
     with pytest.raises(ConfigError, match="is not an empty folder"), atomic_folder(out):
         pass
 

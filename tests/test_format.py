@@ -10,7 +10,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.io.manifest import read_manifest, recorded_settings
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.errors import ConfigError
-from bert_cli.files import FORMAT, MADE, check_new_folder, verify_checkpoint, with_checksum
+from bert_cli.files import FORMAT, verify_checkpoint, with_checksum
 from bert_cli.parse.load import load_file
 from bert_cli.train.checkpoint import Saved, read_settings
 from bert_cli.train.history import Run
@@ -24,7 +24,6 @@ READERS = [
     ("corpus.json", read_corpus),
     ("manifest.json", read_manifest),
     (".done/settings.json", lambda folder: recorded_settings(folder, "tokenize")),
-    (MADE, lambda folder: check_new_folder(folder, "origin")),
 ]  # an index: tests/data/search
 
 

@@ -29,7 +29,7 @@ from bert_cli.data.text.preprocess import keep_abbreviations, load_splitter, rep
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import atomic_folder, check_new_folder, origin_of, write_json_atomically
+from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
 from bert_cli.parallel.cluster import Processes
 from bert_cli.processes import cpu_count, print_line, quiet_imports
 from bert_cli.tasks.init import recipe, text
@@ -48,9 +48,7 @@ MANY_DOCUMENTS = 10  # files, and documents of each: they may be paragraphs
 
 def run(settings: InitSettings) -> None:
     """Print the choice and write it. Raises DataError, CheckpointError, ConfigError or DeviceError."""
-    origin = origin_of(settings, settings.input, settings.start)
-    if check_new_folder(settings.out, origin):
-        return
+    check_new_folder(settings.out)
     if (settings.input / "corpus.json").exists():
         remedy = "use the text that they were made of"
         raise DataError(f"input ({settings.input})", "holds records, not text", remedy)
@@ -85,7 +83,7 @@ def run(settings: InitSettings) -> None:
     language = next(iter(facts.languages), "en")
     split = keep_abbreviations(load_splitter("sentencex", language), language)
     read = partial(text.documents_of, parts, reading)
-    with atomic_folder(settings.out, origin=origin) as folder:
+    with atomic_folder(settings.out) as folder:
         if chosen is None:
             questions = text.questions_of(read(), split)
             words = search_commands(settings, questions, _reading_words(settings, is_plain))

@@ -29,7 +29,7 @@ from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import POOL
 from bert_cli.facts.modernbert import MAX_SCORED, QUERIES
-from bert_cli.files import atomic_folder, check_new_folder, origin_of
+from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.model import hf
 from bert_cli.model.bert import named_weights
 from bert_cli.processes import print_line
@@ -58,6 +58,7 @@ def run(settings: ExportSettings) -> None:
     Raises ConfigError for a folder in use, a missing package or an unsupported model, and CheckpointError if there is
     no model or if its export gives other outputs.
     """
+    check_new_folder(settings.out)
     if settings.format == "static":
         static.run(settings)
         return
@@ -80,21 +81,19 @@ def run(settings: ExportSettings) -> None:
             "and export it from there"
         )
         raise ConfigError("format (onnx)", problem, remedy)
-    origin = origin_of(settings, source.folder, settings.compare_on)
-    if not check_new_folder(settings.out, origin):
-        _write(settings, source, origin)
+    _write(settings, source)
     if settings.format == "hf":
         out = shlex.quote(str(settings.out))
         print_line(f"export: to publish it, run hf upload OWNER/NAME {out}")
 
 
-def _write(settings: ExportSettings, source: models.Source, origin: str) -> None:
+def _write(settings: ExportSettings, source: models.Source) -> None:
     out = settings.out
     task = opened.task_of(source, None)
     pool = ARCHITECTURES[source.config.architecture].last_blocks[POOL.name]
     texts = int8.read_texts(settings.compare_on, source, task)
     model = opened.open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
-    with atomic_folder(out, origin=origin) as folder:
+    with atomic_folder(out) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
         served = Served(model)
         write, _ = FORMATS[settings.format]

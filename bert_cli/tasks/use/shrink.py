@@ -6,7 +6,7 @@ from dataclasses import replace
 from bert_cli.config.use import ShrinkSettings
 from bert_cli.data.finetune.labels import DECISION
 from bert_cli.errors import ConfigError
-from bert_cli.files import atomic_folder, check_new_folder, origin_of
+from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import write_model_files
@@ -24,10 +24,8 @@ def run(settings: ShrinkSettings) -> None:
     absent model.
     """
     out = settings.out
+    check_new_folder(out)
     source = models.find_source(settings.model, "MODEL")
-    origin = origin_of(settings, source.folder)
-    if check_new_folder(out, origin):
-        return
     config = source.config
     if not config.HAS_EQUAL_LAYERS:
         problem = "has layers with different windows of attention"
@@ -45,7 +43,7 @@ def run(settings: ShrinkSettings) -> None:
             tensors[renamed] = values
     sizes = models.as_trained(source).window_sizes
     described = {**source.described, **sizes, "num_hidden_layers": len(settings.layers)}
-    with atomic_folder(out, origin=origin) as folder:
+    with atomic_folder(out) as folder:
         checkpoint.write_tensors(folder / checkpoint.MODEL, tensors)
         write_model_files(replace(source, described=described), source.architecture, folder)
         (folder / DECISION).unlink(missing_ok=True)  # which examples chose for the complete model

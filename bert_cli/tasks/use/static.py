@@ -19,7 +19,7 @@ from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.notation import TOKENIZER_FILE
-from bert_cli.files import atomic_folder, check_new_folder, origin_of
+from bert_cli.files import atomic_folder
 from bert_cli.processes import print_line
 from bert_cli.settings.settings import is_set
 from bert_cli.tasks.run import models
@@ -55,9 +55,6 @@ def run(settings: ExportSettings) -> None:
     Raises ConfigError for a folder in use, CheckpointError if there is no model.
     """
     source = models.find_source(settings.model, "MODEL")
-    origin = origin_of(settings, source.folder, settings.compare_on)
-    if check_new_folder(settings.out, origin):
-        return
     if is_set(settings, "dimensions"):
         check_dimensions(settings.dimensions, source)
     texts = int8.read_texts(settings.compare_on, source, "embed")
@@ -78,7 +75,7 @@ def run(settings: ExportSettings) -> None:
     ]
     config = {"model_type": "model2vec", "architectures": ["StaticModel"], "normalize": True}
     files = source.tokenizer.for_model(source.config, fills_masks=False)
-    with atomic_folder(settings.out, origin=origin) as folder:
+    with atomic_folder(settings.out) as folder:
         checkpoint.write_tensors(folder / checkpoint.MODEL, {"embeddings": table})
         (folder / "config.json").write_text(json.dumps(config, indent=2))
         (folder / embeddings.MODULES).write_text(json.dumps(modules, indent=2))

@@ -114,8 +114,8 @@ def test_every_printed_command_is_in_the_script_and_runs(goal, home, monkeypatch
         folder = "classifier" if goal == "labels" else "run"
         assert list((home / goal / folder).glob("step_*/model.safetensors"))
         assert (home / goal / "report.html").exists()
-    assert main(["init", *line]) == 0
-    assert capsys.readouterr().out == f"{goal} is complete (nothing to do)\n"
+    assert main(["init", *line]) == 2
+    assert f"out ({goal}): exists and is not an empty folder" in capsys.readouterr().err
 
 
 def test_commands_name_the_program_that_runs(tmp_path, monkeypatch):

@@ -41,18 +41,10 @@ def test_a_smaller_model_of_vectors_has_the_files_of_its_pooling(models, tmp_pat
     assert "2_Dense" in capsys.readouterr().err
 
 
-def test_a_complete_folder_is_kept_and_one_of_other_layers_or_another_model_refused(
-    models, tmp_path, capsys
-):
-    model = shutil.copytree(models["pretraining"], tmp_path / "model")
-    out = tmp_path / "out"
-    line = ["shrink", str(model), str(out), "--layers", "0"]
+def test_a_folder_that_exists_is_refused(models, tmp_path, capsys):
+    line = ["shrink", str(models["pretraining"]), str(tmp_path / "out"), "--layers", "0"]
     assert main(line) == 0
-    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
-    for words, code in ((line, 0), ([*line[:-1], "1"], 2)):
-        assert main(words) == code
-        said = f"{out} is complete (nothing to do)" in capsys.readouterr().out
-        assert said == (code == 0)
-    (model / "config.json").write_text((model / "config.json").read_text() + " ")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert main(line) == 2
-    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    assert "exists and is not an empty folder" in capsys.readouterr().err
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
