@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 
 from bert_cli.commands import COMMANDS
 from bert_cli.parse.help import help_text
-from bert_cli.parse.load import named_configs, read_config
+from bert_cli.parse.load import named_configs, nested, read_config
 from bert_cli.parse.old_names import IGNORED, RENAMES, SWITCHES
 from bert_cli.parse.options import LOG_LEVELS
 
@@ -94,7 +94,7 @@ def configs_table() -> str:
     """Return a table of the shipped configs."""
     lines = ["| name | content | expected result |", "|---|---|---|"]
     for name, path in named_configs().items():
-        about = read_config(path).values["about"]
+        about = nested(read_config(path).values)["about"]
         lines.append(f"| `{name}` | {about['what']} | {about['expect']} |")
     return "\n".join(lines)
 

@@ -29,7 +29,12 @@ from bert_cli.settings.settings import RUN_LENGTHS, SettingError, Settings
 
 Model = TypeVar("Model", bound=Settings)
 
-BATCH_SIZES = ("micro_batch_size", "replicas", "grad_acc_steps_per_replica")
+BATCH_SIZES = (
+    "global_batch.micro_batch_size",
+    "global_batch.replicas",
+    "global_batch.grad_acc_steps_per_replica",
+)
+EXAMPLES = "global_batch.examples_per_step"
 RECIPES = "recipes.json"
 """A file among the shipped configs that is not a config: the choices of `bert init`."""
 
@@ -39,6 +44,7 @@ class Loaded:
     """Unvalidated settings with the origin of each value, renamed keys and keys without effect."""
 
     values: Mapping[str, Any]
+    """Dotted path -> value."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Dotted path -> the file or flag that set it; defaults are absent."""
     no_effect: Mapping[str, str] = field(default_factory=dict)
@@ -106,33 +112,31 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     below = Loaded({})
     if parent:
         below = read_config(find_config(parent, f"extends in {path}", path.parent), chain)
-    file = _rename(raw, str)
-    if "about" not in file.values:
+    file = _rename(dict(leaves(raw)), str)
+    if "about" not in raw:
         # The description of the extended file does not hold for the file that extends it.
-        values = {name: value for name, value in below.values.items() if name != "about"}
-        kept = {w: origin for w, origin in below.origins.items() if not w.startswith("about.")}
-        below = replace(below, values=values, origins=kept)
-    origins = {where: str(path) for where, _ in leaves(file.values)}
-    return _over(below, replace(file, origins=origins))
+        below = replace(below, values=_without_about(below.values))
+    return _over(below, replace(file, origins=dict.fromkeys(file.values, str(path))))
+
+
+def _without_about(values: Mapping[str, Any]) -> JSONObject:
+    return {path: value for path, value in values.items() if path.split(".")[0] != "about"}
 
 
 def _over(below: Loaded, above: Loaded) -> Loaded:
     """Return the settings of a file with those of another file or of a command line over them."""
-    names = dict(leaves(above.values))
-    origins = {
-        where: origin
-        for where, origin in below.origins.items()
-        if not any(f"{where}.".startswith(f"{name}.") for name in names)
-    }
+    values = override(below.values, above.values)
+    origins = {**below.origins, **above.origins}
+    renamed = {new: old for new, old in below.renamed.items() if new not in above.values}
     return Loaded(
-        override(below.values, above.values),
-        {**origins, **above.origins},
+        values,
+        {path: origin for path, origin in origins.items() if path in values},
         {**below.no_effect, **above.no_effect},
-        {n: old for n, old in below.renamed.items() if n not in names} | dict(above.renamed),
+        {**renamed, **above.renamed},
     )
 
 
-def _rename(raw: Mapping[str, object], shown: Callable[[str], str]) -> Loaded:
+def _rename(keys: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
     """Return the values of a file or a command line under our keys; keys without effect are left out.
 
     `shown` returns the form in which a key was given.
@@ -141,70 +145,81 @@ def _rename(raw: Mapping[str, object], shown: Callable[[str], str]) -> Loaded:
     values: JSONObject = {}
     no_effect: dict[str, str] = {}
     renamed: dict[str, str] = {}
-    keys = dict(leaves(raw))
     for old, value in keys.items():
         new = our_name(old)
         if new == "parallel" and value == "auto":
             new = "parallel.layout"
         reason = why_no_effect(new, value)
-        if reason is not None:
-            no_effect |= {shown(old): reason} if value is not None else {}
-        elif new == old or old == "parallel":
-            values = merge(values, _nest(new, value))
-        else:
-            second = new if new in keys else renamed.get(new)
-            if second is not None:
-                problem = f"is the old name of {shown(new)}, which is also set ({shown(second)})"
-                raise ConfigError(shown(old), problem, "use one of them")
-            renamed[new] = old
-            values = merge(_nest(new, value), values)
+        if reason is None:
+            values[new] = value
+        elif value is not None:
+            no_effect[shown(old)] = reason
+        if reason is not None or new == old or old == "parallel":
+            continue
+        if second := new if new in keys else renamed.get(new):
+            problem = f"is the old name of {shown(new)}, which is also set ({shown(second)})"
+            raise ConfigError(shown(old), problem, "use one of them")
+        renamed[new] = old
     return Loaded(values, {}, no_effect, renamed)
 
 
-def _nest(path: str, value: Any) -> JSONObject:
-    for name in reversed(path.split(".")):
-        value = {name: value}
-    return dict(value)
-
-
 def leaves(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each dotted path with its value; an empty group is a leaf."""
+    """Yield each dotted path with its value; an empty group is a leaf, and one with names that are no paths."""
     for name, value in values.items():
         path = f"{above}.{name}" if above else name
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping) and value and "." not in "".join(value):
             yield from leaves(value, path)
         else:
             yield path, value
 
 
-def merge(under: Mapping[str, object], over: Mapping[str, object]) -> JSONObject:
-    """Return `under` updated with `over`, group by group; lists are replaced."""
-    merged = dict(under)
-    for name, value in over.items():
-        below = merged.get(name)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[name] = merge(below, value) if both else value  # type: ignore[arg-type]
-    return merged
+def nested(values: Mapping[str, Any]) -> JSONObject:
+    """Return values by dotted paths as groups in groups."""
+    result: JSONObject = {}
+    # A group comes before its members.
+    for path in sorted(values, key=lambda path: path.count(".")):
+        *groups, name = path.split(".")
+        inside = result
+        for group in groups:
+            inside = inside.setdefault(group, {})
+            if not isinstance(inside, dict):
+                break  # a value in place of a group, which is refused
+        else:
+            inside[name] = values[path]
+    return result
 
 
-def override(under: Mapping[str, object], over: Mapping[str, object]) -> JSONObject:
-    """Return `merge`, but a value of `over` also removes the values of `under` that contradict it.
+def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
+    """Return `under` with the values of `over`, by their paths; one of a group replaces its members, unless empty."""
+    replaced = [f"{path}." for path, value in over.items() if value != {}]
+    kept = {
+        path: value
+        for path, value in under.items()
+        if not any(
+            f"{path}.".startswith(prefix) or prefix.startswith(f"{path}.") for prefix in replaced
+        )
+    }
+    return {**kept, **over}
+
+
+def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
+    """Return `overlaid`, but a value of `over` also removes the values of `under` that contradict it.
 
     A length of the run replaces either length, and a micro-batch `auto` the product of the batch, which stays.
     """
-    replaces = any(over.get(name) is not None for name in RUN_LENGTHS)
-    left_out = RUN_LENGTHS if replaces else ()
-    base = {name: value for name, value in under.items() if name not in left_out}
-    batch = under.get("global_batch")
-    changes = over.get("global_batch")
-    if isinstance(batch, Mapping) and isinstance(changes, Mapping):
-        sizes = [batch.get(name, 1) for name in BATCH_SIZES]
-        if changes.get("micro_batch_size") == "auto" and all(isinstance(n, int) for n in sizes):
-            rest = {name: value for name, value in batch.items() if name != BATCH_SIZES[-1]}
-            base["global_batch"] = {"examples_per_step": math.prod(sizes), **rest}
-        elif BATCH_SIZES[-1] in changes:
-            base["global_batch"] = {n: v for n, v in batch.items() if n != "examples_per_step"}
-    return merge(base, over)
+    base = dict(under)
+    removed: Sequence[str] = ()
+    if any(over.get(name) is not None for name in RUN_LENGTHS):
+        removed = RUN_LENGTHS
+    size, _, accumulation = BATCH_SIZES
+    numbers = [base.get(path, 1) for path in BATCH_SIZES]
+    has_batch = any(path.startswith("global_batch.") for path in base)
+    if has_batch and over.get(size) == "auto" and all(isinstance(n, int) for n in numbers):
+        removed = [*removed, accumulation]
+        base.setdefault(EXAMPLES, math.prod(numbers))
+    elif accumulation in over:
+        removed = [*removed, EXAMPLES]
+    return overlaid({path: value for path, value in base.items() if path not in removed}, over)
 
 
 def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Model, Loaded]:
@@ -218,7 +233,7 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
         command = program.removeprefix("bert ")
         print_help(help_text(settings, command, is_complete="--help-all" in help_flags))
         raise SystemExit(0)
-    typed = _rename(parse_words(settings, words, program), flag_of)
+    typed = _rename(dict(leaves(parse_words(settings, words, program))), flag_of)
     flags = dict(typed.values)
     config = flags.pop("config", None) if "about" in settings.model_fields else None
     path = None if config is None else find_config(config)
@@ -226,7 +241,7 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     arguments = {n for n, about in settings.model_fields.items() if POSITIONAL in about.metadata}
     origins = {
         where: "argument" if where in arguments else flag_of(typed.renamed.get(where, where))
-        for where, _ in leaves(flags)
+        for where in flags
     }
     if "command" in flags:
         origins["command"] = "after --"
@@ -238,7 +253,7 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     changed = {where for where in origins if where.split(".")[0] not in paths}
     if changed & {*files.origins, *RUN_LENGTHS}:
         # The description of a file does not hold for a run with other values.
-        raw.pop("about", None)
+        raw = _without_about(raw)
     loaded = _adapted(settings, replace(settled, values=raw), origins)
     return validate(settings, loaded), loaded
 
@@ -256,9 +271,10 @@ def _adapted(settings: type[Model], settled: Loaded, flags: Mapping[str, str]) -
         for name, about in settings.model_fields.items()
         if isinstance(about.default, BaseModel)
     }
-    defaults: JSONObject = {name: values for name, values in groups.items() if values}
+    defaults = {path: value for path, value in leaves(groups) if value != {}}
     for switch, values in getattr(settings, "DEFAULTS_WITH", {}).items():
-        defaults = override(defaults, values) if settled.values.get(switch) else defaults
+        if settled.values.get(switch):
+            defaults = overlaid(defaults, dict(leaves(values)))
     raw = override(defaults, settled.values)
     values, left_out = adapt(raw, settled.renamed, settings)
     no_effect = {flags.get(name, name): why for name, why in left_out.items()}
@@ -282,7 +298,7 @@ def validate(settings: type[Model], loaded: Loaded) -> Model:
     """Return the frozen settings. Raises one ConfigError that lists every mistake."""
     context = {"origins": loaded.origins, "is_opened": _is_opened(settings, loaded.values)}
     try:
-        return settings.model_validate(loaded.values, context=context)
+        return settings.model_validate(nested(loaded.values), context=context)
     except ValidationError as failure:
         items = failure.errors()
         errors = [
@@ -307,7 +323,7 @@ def changed(settings: Model, **values: object) -> Model:
     Raises ConfigError.
     """
     before = settings.model_dump(exclude_unset=True, by_alias=True)
-    return validate(type(settings), Loaded(merge(before, values)))
+    return validate(type(settings), Loaded(overlaid(dict(leaves(before)), dict(leaves(values)))))
 
 
 def _is_relevant(item: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> bool:

@@ -5,7 +5,6 @@ A flag is a key in kebab case, so the same tables serve config files and command
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -73,7 +72,8 @@ DEFAULT_EXAMPLES = {128: 460_849_152, 512: 34_239_360}
 # The example's checkpoint interval counts executions of `global_batches_per_log` steps.
 EXECUTIONS = "ckpt_every_n_steps_per_execution"
 PREDICTIONS = "max_predictions_per_seq"
-ROUNDING = "stochastic_rounding"
+ROUNDING = "optimizer_opts.stochastic_rounding"
+STAGES = "parallel.pipeline_stages"
 NO_SETTINGS = {PREDICTIONS, *IGNORED, *SWITCHES}
 """Last part of each key that a command with configs accepts without having the setting."""
 
@@ -120,24 +120,21 @@ def adapt(
     if PREDICTIONS in adapted and PREDICTIONS not in settings.model_fields:
         del adapted[PREDICTIONS]
         no_effect[PREDICTIONS] = "fine-tuning masks no tokens"
-    options = adapted.get("optimizer_opts")
-    old = renamed.get(f"optimizer_opts.{ROUNDING}")
-    if old and isinstance(options, Mapping) and adapted.get("precision", "float32") != "float16":
-        adapted["optimizer_opts"] = {n: value for n, value in options.items() if n != ROUNDING}
-        if str(options[ROUNDING]).lower() in TRUE:
+    old = renamed.get(ROUNDING)
+    if old and adapted.get("precision", "float32") != "float16":
+        rounding = adapted.pop(ROUNDING)
+        if str(rounding).lower() in TRUE:
             no_effect[old] = "it needs --precision float16; these weights are float32"
-    layout: Any = adapted.get("parallel")
-    stages = layout.get("pipeline_stages") if isinstance(layout, Mapping) else None
-    if "parallel.pipeline_stages" in renamed and isinstance(stages, list):
+    stages = adapted.get(STAGES)
+    if STAGES in renamed and isinstance(stages, list):
         head: Head | None = getattr(settings, "HEAD", None)
         blocks = head.last_blocks if head else ()
         absent = [name for name in ("enc_out", "pool") if name not in blocks]
-        without = [
+        adapted[STAGES] = [
             [name for name in stage if name not in absent] if isinstance(stage, list) else stage
             for stage in stages
         ]
-        if without != stages:
-            adapted["parallel"] = {**layout, "pipeline_stages": without}
+        if adapted[STAGES] != stages:
             where = f"{' and '.join(absent)} in parallel.pipeline_stages"
             no_effect[where] = "the model of this task has no such blocks"
     length = str(adapted.get("max_seq_length"))

@@ -31,5 +31,5 @@ def test_a_manifest_records_the_marked_settings():
     values = {"input": "a", "out": "b", "vocab": "c", "processes": 7, "nsp": False}
     manifest = recorded(TokenizeSettings.model_validate(values))
     assert manifest["masking"] == "static" and manifest["random_seed"] == 12345
-    assert manifest["nsp"] is False and manifest["documents"] == "blank-lines"
+    assert manifest["nsp"] is False and manifest["cased"] is False
     assert not {"input", "out", "vocab", "processes", "executor"} & {*manifest}

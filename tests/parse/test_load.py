@@ -327,5 +327,8 @@ def test_a_changed_copy_keeps_what_was_set_and_is_checked_like_a_file():
     assert (copy.seed, copy.version_2, copy.global_batch.replicas) == (7, True, 2)
     assert copy.model_fields_set == settings.model_fields_set | {"seed"}
     assert (settings.seed, settings.global_batch.replicas) == (1984, 1)
+    settings, _ = order("classify", {"class_weights": {"v1.0": 5.0}})
+    assert changed(settings, seed=7).class_weights == {"v1.0": 5.0}
+    settings, _ = order("squad --version-2 --null-score-diff-threshold 1")
     with pytest.raises(ConfigError, match="null_score_diff_threshold: has no effect without"):
         changed(settings, version_2=False)

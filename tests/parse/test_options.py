@@ -40,8 +40,8 @@ def test_every_setting_is_an_option_and_every_option_is_read(name):
 def test_help_has_usage_headings_general_options_and_examples(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     for name, parts in (
-        ("tokenize", ("usage: bert tokenize [options] INPUT OUT\n", "options of bert tokenize:",
-                      "\nExecution:", "--log-level", "\nexamples:\n  bert tok")),
+        ("preprocess", ("usage: bert preprocess [options] INPUT OUT\n", "options of bert preprocess:",
+                        "\nExecution:", "--log-level", "\nexamples:\n  bert pre")),
         ("doctor pretrain", ("options of bert doctor pretrain:", "options of bert pretrain:",
                              "Settings of every training run")),
         ("pretrain", ("Settings of every training run", "\noptimizer-opts", "\nmasking")),

@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import pytest
 from support.command_lines import ROOT, script
+from support.settings import merged
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.parse.load import merge
 
 speedrun = script("speedrun")
 ROWS = json.loads((ROOT / "scripts" / "speedrun.json").read_text())
@@ -31,7 +31,7 @@ def test_every_recipe_is_a_complete_order_of_a_run(name, tmp_path, monkeypatch):
 def test_a_recipe_changes_what_it_is_like_all_the_way_to_base():
     expected = ROWS["base"]["settings"]
     for name in ("small-batches", "wide-start", "two-layers", "masks-30"):
-        expected = merge(expected, ROWS[name]["settings"])
+        expected = merged(expected, ROWS[name]["settings"])
     assert speedrun.recipe_of("masks-30")["settings"] == expected
     assert expected["bert_config"]["num_hidden_layers"] == 2
     assert expected["bert_config"]["hidden_size"] == 256

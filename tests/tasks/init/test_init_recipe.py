@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from support.settings import merged
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
-from bert_cli.parse.load import merge
 from bert_cli.tasks.init.recipe import TABLE, Machine, Start, TextFacts, choose
 from bert_cli.tasks.init.run import commands
 
@@ -75,7 +75,7 @@ def test_the_page_shows_the_choice(start):
 
 def test_the_speedrun_measures_the_plan_of_a_new_model():
     recipes = json.loads((ROOT / "scripts" / "speedrun.json").read_text())
-    measured = merge(recipes["init-before"], recipes["init"])["settings"]
+    measured = merged(recipes["init-before"], recipes["init"])["settings"]
     planned = pick(51, "2 cores", hours=0.5).config
     for group in ("bert_config", "masking", "global_batch", "optimizer_opts", "precision"):
         complete = planned[group]
