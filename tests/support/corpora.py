@@ -161,7 +161,7 @@ def open_stream(
     **settings: Any,
 ) -> Reader:
     """A stream over a folder of records, with a small step."""
-    source = Records(folder, **{"seed": 1984} | settings)
+    source = Records(RecordFiles(folder), **{"seed": 1984} | settings)
     return Reader(source, Batching(examples, micro, rank, world_size))
 
 

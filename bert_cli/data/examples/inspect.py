@@ -20,7 +20,7 @@ from bert_cli.config.tools import InspectSettings
 from bert_cli.data.examples.reader import shuffled
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
-from bert_cli.data.records.corpus import number_of_copies
+from bert_cli.data.records.corpus import RecordFiles, number_of_copies
 from bert_cli.data.records.formats import BLOCK, Batch
 from bert_cli.data.records.masking import continuations, unmasked
 from bert_cli.data.tokens.tokenizer import Vocabulary, read_vocabulary, vocabulary_path
@@ -68,7 +68,7 @@ CHECKS["repeats"] = Check(
 def run(settings: InspectSettings) -> None:
     """Print an example, statistics and warnings of a folder of records; write them where --json says."""
     folder = settings.folder
-    source = Records(folder, seed=settings.seed, masking=settings.masking)
+    source = Records(RecordFiles(folder), seed=settings.seed, masking=settings.masking)
     if not source.is_dynamic and is_set(settings, "masking"):
         problem = f"has no effect on {folder}: static records are already masked"
         raise ConfigError("masking", problem, "leave it out")

@@ -154,12 +154,12 @@ class Reader(ExampleStream):
 
     def __init__(self, source: Records, batching: Batching) -> None:
         self.source = source
-        self.sources = [source]
+        self.sources: Sequence[Records] = [source]
         self.batching = batching
-        self.folder = source.folder
+        self.folder: Path | None = source.folder
         self.fingerprint = source.fingerprint
         self.has_next_sentences = source.has_next_sentences
-        self.epoch_size: int = len(source)
+        self.epoch_size: int | None = len(source)
         self.sequences_per_example = source.sequences_per_example
 
     def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:

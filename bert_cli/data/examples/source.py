@@ -6,42 +6,39 @@ that packing changes no mask.
 Shapes: n examples, R sequences, C maximum sequences of a pack, S sequence length, P masked positions.
 """
 
-from pathlib import Path
-
 import numpy as np
 
 from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.random import Ints, Numbers, permute, row_keys
 from bert_cli.data.records import formats
-from bert_cli.data.records.corpus import RecordFiles, read_corpus
+from bert_cli.data.records.corpus import RecordFiles
 from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
-from bert_cli.data.tokens.tokenizer import SpecialIds, read_vocabulary, vocabulary_path
+from bert_cli.data.tokens.tokenizer import SpecialIds
 from bert_cli.errors import DataError
-from bert_cli.files import JSONObject
 
 
 class Records:
-    """The examples of a folder of records."""
+    """The examples of records."""
 
     def __init__(
         self,
-        folder: Path,
+        files: RecordFiles,
         *,
         seed: int,
         sequence_length: int | None = None,
         predictions: int | None = None,
         masking: Masking | None = None,
         max_sequences_per_pack: int = 1,
-        corpus: JSONObject | None = None,
     ) -> None:
-        """Open a folder, described by `corpus`; an argument that is None takes its value from the records.
+        """Read the records of `files`; an argument that is None takes its value from them.
 
         Dynamic records can be read with any P (of a sequence), with a longer S, and up to `max_sequences_per_pack` in
         an example. Raises DataError for lengths, packs or files that do not fit.
         """
-        corpus = corpus or read_corpus(folder)
-        self.folder = folder
+        corpus = files.corpus
+        self.files = files
+        self.folder = files.folder
         self.corpus = corpus
         self.seed = seed
         self.is_dynamic: bool = corpus["masking"] == "dynamic"
@@ -50,7 +47,6 @@ class Records:
         """P of a sequence."""
         self.max_sequences_per_pack = max_sequences_per_pack
         self._check_sizes()
-        self.files = RecordFiles(folder, corpus)
         self.fingerprint = str(corpus["fingerprint"])
         """Changes with the examples and with how they are packed."""
         self.has_next_sentences: bool = corpus.get("next_sentence", True)
@@ -60,16 +56,13 @@ class Records:
             return
         masking = masking or Masking()
         special = SpecialIds(**corpus["special_ids"])
-        continuations = None
-        if masking.unit != "token":
-            vocabulary = read_vocabulary(vocabulary_path(folder), corpus["vocab_sha256"])
-            continuations = vocabulary.is_continuation
+        continuations = files.continuations() if masking.unit == "word" else None
         size = corpus["vocab_size"]
         self._masks = MaskRecipe(special, size, masking, self.predictions, continuations)
-        pack_size = self.max_sequences_per_pack
-        if pack_size > 1:
-            self.fingerprint += f", {self.sequence_length} places for up to {pack_size} sequences"
-            self.packs = Packs(self.files.lengths(), self.sequence_length, pack_size, seed)
+        if max_sequences_per_pack > 1:
+            packs = f"{self.sequence_length} places for up to {max_sequences_per_pack} sequences"
+            self.fingerprint += f", {packs}"
+            self.packs = Packs(files.lengths(), self.sequence_length, max_sequences_per_pack, seed)
 
     def __len__(self) -> int:
         """Return the number of examples of an epoch."""

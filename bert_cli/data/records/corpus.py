@@ -19,7 +19,13 @@ from bert_cli.data.random import Ints, Numbers
 from bert_cli.data.records import formats
 from bert_cli.data.records.formats import Batch, DynamicRecords
 from bert_cli.data.records.tfrecord import read_payloads
-from bert_cli.data.tokens.tokenizer import VOCAB_FILE, SpecialIds, has_tokenizer, vocabulary_path
+from bert_cli.data.tokens.tokenizer import (
+    VOCAB_FILE,
+    SpecialIds,
+    has_tokenizer,
+    read_vocabulary,
+    vocabulary_path,
+)
 from bert_cli.errors import DataError
 from bert_cli.files import InnerPath, JSONObject, OwnFormat, file_crc32c, read_json
 
@@ -94,10 +100,11 @@ def number_of_copies(folder: Path, corpus: JSONObject) -> int | None:
 
 
 class RecordFiles:
-    """The records of a folder that `read_corpus` has described, by their numbers."""
+    """The records of a folder by their numbers."""
 
-    def __init__(self, folder: Path, corpus: JSONObject) -> None:
+    def __init__(self, folder: Path, corpus: JSONObject | None = None) -> None:
         """Map the offsets. Raises DataError if they or the files do not match corpus.json."""
+        corpus = corpus or read_corpus(folder)
         self.folder = folder
         self.corpus = corpus
         self.records: int = corpus["records"]
@@ -179,6 +186,11 @@ class RecordFiles:
     def _name(self, record: int) -> str:
         path = self._paths[int(np.searchsorted(self._ends, record, side="right"))]
         return f"{path} (record {record - self.numbers_of(path)[0]}, counted from 0)"
+
+    def continuations(self) -> npt.NDArray[np.bool_]:
+        """Return whether each token of the vocabulary [V] continues a word."""
+        path = vocabulary_path(self.folder)
+        return read_vocabulary(path, self.corpus["vocab_sha256"]).is_continuation
 
     def check_file(self, path: Path) -> int:
         """Check the values of every record of a file, as a run does; return the file's bytes."""

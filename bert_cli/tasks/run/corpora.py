@@ -18,7 +18,7 @@ from bert_cli.data.examples.reader import Batching, ExampleStream, Mixture, Read
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
 from bert_cli.data.examples.synthetic import SyntheticStream
-from bert_cli.data.records.corpus import number_of_copies, read_corpus
+from bert_cli.data.records.corpus import RecordFiles, number_of_copies, read_corpus
 from bert_cli.data.tokens.tokenizer import TokenizerFolder, has_tokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.bert import BertConfig
@@ -192,13 +192,12 @@ def _open_source(
 ) -> Records:
     """Open records, packed if the order says so."""
     return Records(
-        folder,
+        RecordFiles(folder, read(folder).corpus),
         seed=order.seed,
         sequence_length=order.max_seq_length,
         predictions=order.max_predictions_per_seq,
         masking=order.masking,
         max_sequences_per_pack=order.max_sequences_per_pack if may_pack else 1,
-        corpus=read(folder).corpus,
     )
 
 

@@ -6,6 +6,7 @@ from support.corpora import assert_equal, make_corpus
 
 from bert_cli.data.examples.reader import Batching, Mixture, Reader, quotas_of
 from bert_cli.data.examples.source import Records
+from bert_cli.data.records.corpus import RecordFiles
 from bert_cli.errors import ConfigError, DataError
 
 S = 32
@@ -25,7 +26,7 @@ def home(tmp_path_factory):
 
 
 def source(folder, seed=7, **changes):
-    return Records(folder, seed=seed, **changes)
+    return Records(RecordFiles(folder), seed=seed, **changes)
 
 
 def mixture(home, weights=(5, 3, 2), seed=7, batching=BATCHING):

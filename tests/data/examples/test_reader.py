@@ -160,7 +160,7 @@ def test_the_fingerprint_changes_with_records_and_packs(corpora):
     for kind in ("static", "dynamic"):
         stored = json.loads((corpora[kind] / "corpus.json").read_text())["fingerprint"]
         assert opened(corpora, kind).fingerprint == stored
-    assert opened(corpora, "synthetic").fingerprint == "generated V 1000 S 16 P 4"
+    assert opened(corpora, "synthetic").fingerprint == "generated V 1000 S 16"
     ways: list[dict[str, Any]] = [
         {}, {"max_sequences_per_pack": 2}, {"max_sequences_per_pack": 3},
         {"max_sequences_per_pack": 2, "sequence_length": WIDE},

@@ -10,6 +10,7 @@ from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import shuffled
 from bert_cli.data.examples.source import Records
+from bert_cli.data.records.corpus import RecordFiles
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.tasks.run import models
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
@@ -47,7 +48,9 @@ def by_pytorch(home):
     (*_, saved) = complete_checkpoints(home / "run")
     model = transformers.BertForPreTraining.from_pretrained(saved).eval()
     pieces = (saved / "vocab.txt").read_text(encoding="utf-8").split()
-    source = Records(home / "records", seed=PretrainSettings.model_fields["seed"].default)
+    source = Records(
+        RecordFiles(home / "records"), seed=PretrainSettings.model_fields["seed"].default
+    )
     rows = shuffled(source, np.arange(len(source)))
     nats = text_bytes = 0.0
     for row in range(len(source)):
