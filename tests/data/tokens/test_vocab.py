@@ -1,22 +1,20 @@
 """Vocabularies: found in files, in folders and on a hub, rejected, and trained."""
 
-import http.server
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
+import huggingface_hub
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 
 from bert_cli.config.data import VocabSettings
-from bert_cli.data.tokens import vocab
+from bert_cli.data.tokens import hub, vocab
 from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.tokenizer import (
     CONFIG_FILE,
@@ -186,111 +184,59 @@ def test_the_pieces_of_googles_vocabularies_show_their_case(shared_data):
             found(path, cased=not cased)
 
 
-# --- the hub: a server in this process and clients in processes, since the library reads its settings once
-
-FIND = """
-import json, sys
-from bert_cli.data.tokens import hub
-from bert_cli.data.tokens.vocab import find_vocabulary
-from bert_cli.errors import BertError
-hub.SECONDS = 1  # the default is 10
-for name, cased in json.loads(sys.argv[1]):
-    try:
-        vocabulary = find_vocabulary(name, cased=cased)
-        print("found", len(vocabulary.pieces), vocabulary.sha256)
-    except BertError as error:
-        print(type(error).__name__, error)
-"""
+# --- the hub: a stand-in for what answers, and the real client with its cache where nothing does
 
 
-class Hub(http.server.SimpleHTTPRequestHandler):
-    """Files with the headers that the client of the hub reads."""
-
-    def end_headers(self):
-        kind = "RepoNotFound" if "someone/else" in self.path else "EntryNotFound"
-        self.send_header("X-Error-Code", kind)
-        self.send_header("X-Repo-Commit", "0" * 40)
-        self.send_header("ETag", f'"{hash(self.path):x}"')
-        super().end_headers()
-
-    def do_GET(self):
-        asked = re.match(r"/api/models/([^/]*/[^/]*)/(revision|tree)/", self.path)
-        if asked is None or not (folder := Path(self.directory, asked[1])).is_dir():
-            super().do_GET()
-            return
-        sizes = {path.name: path.stat().st_size for path in (folder / "resolve/main").iterdir()}
-        tree = [{"type": "file", "path": n, "size": s, "oid": n} for n, s in sizes.items()]
-        info = {"id": asked[1], "sha": "0" * 40}
-        body = json.dumps(tree if asked[2] == "tree" else info).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def translate_path(self, path):
-        return super().translate_path(path.replace("0" * 40, "main"))
-
-    def log_message(self, *args):
-        pass
+class NoSuchModelError(HfHubHTTPError):
+    __init__ = Exception.__init__  # without the response
 
 
-@pytest.fixture
-def hub(tmp_path):
-    """The address of a hub with the repositories someone/model, someone/bare and someone/new."""
-    files = "resolve/main"
-    config = tokenizer_config(Normalization(cased=True))
-    write_vocab(tmp_path / "someone/model" / files, config=config)
-    write_vocab(tmp_path / "someone/bare" / files)
-    only_json(write_vocab(tmp_path / "someone/new" / files).parent)
-    handler = partial(Hub, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def test_a_name_on_the_hub_brings_its_vocabulary(tmp_path, monkeypatch):
+    write_vocab(tmp_path / "someone/model", config=tokenizer_config(Normalization(cased=True)))
+    write_vocab(tmp_path / "someone/bare")
+    only_json(write_vocab(tmp_path / "someone/new").parent)
+
+    def ask(api, name, timeout):
+        if not (tmp_path / name).is_dir():
+            raise NoSuchModelError("no such model")
+
+    def download(name, allow_patterns, local_files_only):
+        assert not local_files_only
+        ask(None, name, 1)
+        assert all(path.name in allow_patterns for path in (tmp_path / name).iterdir())
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", ask)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert find_vocabulary("someone/model", cased=True).pieces == tuple(PIECES)
+    with pytest.raises(ConfigError, match=r"^--cased \(false"):
+        find_vocabulary("someone/model", cased=False)
+    bare, alone = (find_vocabulary(f"someone/{name}", cased=False) for name in ("bare", "new"))
+    assert alone.sha256 == bare.sha256
+    with pytest.raises(DataError, match=r"^vocabulary \(someone/else\).*no such model"):
+        find_vocabulary("someone/else", cased=False)
 
 
-def find_all(tmp_path, endpoint, *names):
-    """Find vocabularies, each a name and whether it is cased, in another process."""
-    environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
-    environment |= {"HF_HOME": str(tmp_path / "hub"), "HF_ENDPOINT": endpoint}
-    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    command = [sys.executable, "-c", FIND, json.dumps(names)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "thrown while requesting" not in done.stderr
-    for name, _ in names:
-        assert f"vocab: {name} is not here; asking the Hugging Face hub for it" in done.stderr
-    return done.stdout.splitlines()
-
-
-@pytest.mark.slow
-def test_a_model_is_found_on_the_hub_and_afterwards_in_its_cache(tmp_path, hub):
-    model = ("someone/model", True)
-    others = ("someone/model", False), ("someone/bare", False), ("someone/else", False)
-    new = ("someone/new", False)
-    answer, wrong_case, bare, absent, json_alone = find_all(tmp_path, hub, model, *others, new)
-    assert json_alone == bare
-    assert answer.startswith(f"found {len(PIECES)} ")
-    assert wrong_case.startswith("ConfigError --cased (false")
-    assert bare.startswith("found")
-    assert absent.startswith("DataError vocabulary (someone/else)")
-    # A hub that does not answer is asked once and without noise.
-    nobody = ("data/vocab9k", False)
-    cached, again, absent = find_all(tmp_path, "http://127.0.0.1:9", model, new, nobody)
-    assert (cached, again) == (answer, json_alone)
-    assert absent.startswith("DataError vocabulary (data/vocab9k): no such file or folder here")
-    assert "refused" in absent
-    # A network that takes requests and never answers.
+def test_a_hub_that_does_not_answer_is_asked_once_and_its_cache_read(tmp_path, monkeypatch, capfd):
+    folder = tmp_path / "models--someone--model"
+    piece_file = write_vocab(folder / "snapshots" / ("0" * 40))
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text("0" * 40)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        cached, absent = find_all(tmp_path, endpoint, model, nobody)
-        assert cached == answer
-        assert "the Hugging Face hub has no vocab.txt (ReadTimeout: timed out)" in absent
-        # The cache has a part of the model.
-        for path in (tmp_path / "hub").rglob("snapshots/*/vocab.txt"):
-            path.unlink()
-        (partly,) = find_all(tmp_path, endpoint, model)
-        assert "(ReadTimeout: timed out)" in partly
+        for port, problem in ((9, "refused"), (silent.getsockname()[1], "ReadTimeout: timed out")):
+            monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+            assert find_vocabulary("someone/model", cased=False).pieces == tuple(PIECES)
+            with pytest.raises(DataError, match=r"\(data/vocab9k\): no such file.*" + problem):
+                find_vocabulary("data/vocab9k", cased=False)
+        piece_file.unlink()  # the cache has a part of the model
+        with pytest.raises(DataError, match="ReadTimeout: timed out"):
+            find_vocabulary("someone/model", cased=False)
+    asked = capfd.readouterr().err.splitlines()
+    assert len(asked) == 5, asked  # and no warning of the client
+    assert all("is not here; asking the Hugging Face hub for it" in line for line in asked)
 
 
 # --- training
