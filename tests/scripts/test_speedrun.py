@@ -3,6 +3,9 @@
 import json
 import subprocess
 from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.command_lines import ROOT, script
@@ -69,3 +72,87 @@ def test_the_table_ranks_recipes_by_the_mean_of_their_seeds(tmp_path):
         "| fast | 110 | 0.001 | 2 | 2.300 (2.200 to 2.400) | 2.5 |",
         "| slow | 110 | 0.001 | 1 | 2.500 | 1.0 |",
     ]
+
+
+# --- its work, with stand-ins of the commands and of the clock
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The name and the words of each command; what the script reads of its output is there."""
+    commands = []
+
+    def run(*words):
+        name, *words = map(str, words[1:] if words[1] == "steps" else words[2:])
+        commands.append((name, words))
+        output = Path(words[:2][-1])
+        outputs = {
+            "vocab": (output / "manifest.json", "{}"),
+            "index": (output / "corpus.json", "{}"),
+            "steps": (output, "12"),
+            "evaluate": (Path(words[-1]), '{"scores": {"bits_per_byte": 2.5}}'),
+        }
+        if name in outputs:
+            path, text = outputs[name]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    monkeypatch.setattr(speedrun, "on_one_core", run)
+    return commands
+
+
+def test_the_held_out_files_are_not_trained_on(tmp_path, ran, monkeypatch):
+    (tmp_path / "text").mkdir()
+    for number in range(9):
+        (tmp_path / "text" / f"wiki_{number}").write_text(str(number))
+    monkeypatch.setattr(speedrun, "TEXT_SHA256", sha256(b"012345678").hexdigest())
+    speedrun.prepare(tmp_path / "text", tmp_path)
+    for part, expected in (("train", "012345"), ("held_out", "678")):
+        folder = tmp_path / "text" / part
+        assert "".join(path.read_text() for path in sorted(folder.iterdir())) == expected
+        assert ("preprocess", [str(folder), str(tmp_path / "sentences" / part)]) in ran
+
+
+def test_a_recipe_has_as_many_steps_as_fit_into_the_time_of_those_of_base(monkeypatch):
+    now = [0.0]
+
+    def opened(settings, stack):
+        def step(batch):
+            now[0] += settings["cost"]
+
+        return SimpleNamespace(stream=range(30)), step
+
+    monkeypatch.setattr(speedrun, "open_run", opened)
+    monkeypatch.setattr(speedrun.time, "process_time", lambda: now[0])
+    base, *recipes = ({"cost": cost, "global_batch": {}} for cost in (3.0, 3.0, 6.0, 1.5))
+    assert [speedrun.steps_in(one, base, 220.0) for one in recipes] == [1100, 550, 2200]
+
+
+def test_a_recipe_is_measured_for_all_its_runs_and_each_is_trained_and_scored_once(
+    tmp_path, ran, monkeypatch
+):
+    for name, seed, expected in (
+        ("masks-30", 0, ["steps", "pretrain", "evaluate"]),
+        ("masks-30", 1, ["pretrain", "evaluate"]),
+        ("masks-30", 1, []),
+        ("mean-of-6", 0, ["steps", "pretrain", "average", "evaluate"]),
+    ):
+        ran.clear()
+        speedrun.train(tmp_path, name, 1e-3, seed, 220.0)
+        work = [one for one in ran if one[0] not in ("vocab", "tokenize", "index")]
+        assert [command for command, _ in work] == expected
+        if expected:
+            run = tmp_path / f"runs/{name}_220_0.001_{seed}"
+            model, _, records, *_ = work[-1][1]
+            assert model == str(run / ("mean" if "average" in expected else "run"))
+            assert "/held_out_32_8192_" in records
+            order = json.loads((run / "config.json").read_text())
+            assert "/train_32_8192_" in order["dataset_dir"] and order["seed"] == seed
+            assert json.loads((run / "result.json").read_text())["bits_per_byte"] == 2.5
+    changed = speedrun.recipe_of("masks-30") | {"pieces": 99}
+    monkeypatch.setitem(speedrun.RECIPES, "masks-30", changed)
+    with pytest.raises(SystemExit, match="the recipe has changed since this run began"):
+        speedrun.train(tmp_path, "masks-30", 1e-3, 0, 220.0)
+    ran.clear()
+    speedrun.train(tmp_path, "masks-30", 1e-3, 2, 220.0)
+    assert "steps" in [name for name, _ in ran]
