@@ -1,22 +1,19 @@
 """Vectors of a teacher: computed once for each text, and again where the teacher or the cache has changed."""
 
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.hf_models import change_weights
 from support.runs import continues_bit_for_bit
+from support.threads import on_each_rank
 from support.tiny_models import OTHERS, TINY, metrics_of
 from support.vectors import write_pooling, write_teachers
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
-from bert_cli.parallel.group import ProcessGroup
 from bert_cli.parallel.tensorflow.mesh import group_of
 from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run import teacher
@@ -75,28 +72,6 @@ def test_vectors_of_a_teacher_are_computed_once_for_each_text(
     np.testing.assert_array_equal(again[-1], again[len(column) - 1])
 
 
-class Other(ProcessGroup):
-    """A rank of several threads that add their numbers."""
-
-    def __init__(self, rank, barrier, numbers):
-        super().__init__(rank, barrier.parties)
-        self.barrier, self.numbers = barrier, numbers
-
-    def _sum(self, numbers):
-        self.numbers[self.rank] = numbers
-        self.barrier.wait()
-        total = sum(self.numbers.values())
-        self.barrier.wait()
-        return total
-
-    def publish(self, text): ...
-
-    def published_by(self, rank): ...
-
-    def naming_lost_process(self):
-        return nullcontext()
-
-
 def test_ranks_divide_the_texts_of_a_teacher_and_read_them_once(teachers, tmp_path, monkeypatch):
     texts = sorted(f"{first} {second}" for first in OTHERS[:4] for second in OTHERS[:5])
     expected = vectors_of(teachers / "equal", None, texts)
@@ -115,10 +90,7 @@ def test_ranks_divide_the_texts_of_a_teacher_and_read_them_once(teachers, tmp_pa
 
     # Another number of ranks reads no text again.
     for ranks, expected_texts in ((3, texts), (2, [])):
-        barrier, numbers = threading.Barrier(ranks), {}
-        with ThreadPoolExecutor(ranks) as pool:
-            groups = [Other(rank, barrier, numbers) for rank in range(ranks)]
-            results = list(pool.map(vectors, groups))
+        results = on_each_rank(vectors, ranks)
         assert sorted(text for part in read for text in part) == expected_texts
         read.clear()
         for result in results:

@@ -1,45 +1,15 @@
 """Processes whose results could differ are refused before the first step, and found soon after it."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.threads import on_each_rank
 
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.parallel import devices
-from bert_cli.parallel.group import ProcessGroup
 from bert_cli.tasks.run import saving
-
-
-class Threads(ProcessGroup):
-    """A process group whose ranks are threads of this process."""
-
-    def __init__(self, rank, shared):
-        super().__init__(rank, len(shared.parts))
-        self.shared = shared
-
-    def _sum(self, numbers):
-        self.shared.parts[self.rank] = numbers
-        self.shared.barrier.wait()
-        total = np.sum(self.shared.parts, axis=0)
-        self.shared.barrier.wait()
-        return total
-
-    publish = published_by = None  # of processes that wait
-
-    def naming_lost_process(self):
-        return nullcontext()
-
-
-def on_each_rank(function, size=2):
-    """Return what the function returns or raises on each rank."""
-    shared = SimpleNamespace(parts=[None] * size, barrier=threading.Barrier(size))
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(function, Threads(rank, shared)) for rank in range(size)]
-    return [future.exception() or future.result() for future in futures]
 
 
 def test_every_rank_receives_the_texts_of_all():
