@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from support.bert import ROOT
@@ -31,21 +32,7 @@ PARAGRAPHS = [
     for line in path.read_text().split("\n")
     if len(line) > 200 and line[0].isupper()
 ]
-SONNET = """Shall I compare thee to a summer's day?
-Thou art more lovely and more temperate:
-Rough winds do shake the darling buds of May,
-And summer's lease hath all too short a date;
-Sometime too hot the eye of heaven shines,
-And often is his gold complexion dimm'd;
-And every fair from fair sometime declines,
-By chance or nature's changing course untrimm'd;
-But thy eternal summer shall not fade,
-Nor lose possession of that fair thou ow'st;
-Nor shall death brag thou wander'st in his shade,
-When in eternal lines to time thou grow'st:
-So long as men can breathe or eyes can see,
-So long lives this, and this gives life to thee.
-"""
+SONNET = Path(__file__).with_name("sonnet.txt").read_text()
 
 
 def hyphenated(paragraph, width, draw):
@@ -186,40 +173,7 @@ def test_line_breaks_are_no_setting_of_extracted_articles(tmp_path):
     assert joined == ["It was a wet and windy day.", "He left."]
 
 
-MANUAL = """\
-LAMP(8)                      System Administration                     LAMP(8)
-
-NAME
-       lamp  -  switch  the  lamp of a lighthouse on at dusk and switch it off
-       again at dawn
-
-SYNOPSIS
-       lamp [-n nights] [logfile]
-
-DESCRIPTION
-       The keeper winds the clock once in each night, so  that  the  lens  can
-       turn  until  the  early morning.  If the reservoir does not hold enough
-       oil, the program rings the bell.  The length of each of the nights  de‐
-       pends on the season and on the latitude of the tower.
-
-       The file has these lines:
-       dusk = 18:40    # in winter
-       dawn = 06:10    # in winter
-       bell = on       # rings when the oil does not last until dawn
-
-OPTIONS
-       -n, --nights nights
-              Number of nights that are kept in the log. The oldest one is au‐
-              tomatically removed first.
-
-       EOIL   The oil does not last until the morning, and nobody has answered
-              the bell that was rung.
-
-SEE ALSO
-       bell(8)
-
-Harbour tools                     2026-03-01                           LAMP(8)
-"""
+MANUAL = Path(__file__).with_name("lamp.8").read_text()
 MANUAL_LINES = [
     "NAME",
     "lamp - switch the lamp of a lighthouse on at dusk and switch it off again at dawn",
