@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from scipy.special import log_softmax, softmax
+from scipy.special import softmax
 from sklearn.metrics import f1_score, precision_recall_fscore_support
 from sklearn.utils.class_weight import compute_class_weight
 from support.metrics import values
@@ -113,20 +113,13 @@ def drawn_answers(size, labels=4, too_sure=2.5, seed=0):
     return (too_sure * logits).astype(np.float32), drawn.argmax(1).astype(np.int32)
 
 
-def loss_at(temperature, logits, labels):
-    return -log_softmax(logits / temperature, 1)[np.arange(len(labels)), labels].mean()
-
-
 @pytest.mark.parametrize("too_sure", [0.3, 1.0, 2.5, 9.0])
-def test_the_temperature_is_that_of_a_fine_grid_and_of_pytorch(too_sure):
+def test_the_temperature_is_that_of_pytorch(too_sure):
     import torch
 
     logits, labels = drawn_answers(400, too_sure=too_sure)
     best = of_texts.best_temperature(logits, labels)
     values = logits.astype(np.float64)
-    grid = np.exp(np.linspace(*of_texts.BOUNDS, 4_001))
-    by_grid = grid[np.argmin([loss_at(t, values, labels) for t in grid])]
-    assert best == pytest.approx(by_grid, rel=2e-3)
     logarithm = torch.zeros((), dtype=torch.float64, requires_grad=True)
     exact = {"tolerance_grad": 1e-14, "tolerance_change": 1e-16, "max_iter": 200}
     optimizer = torch.optim.LBFGS([logarithm], line_search_fn="strong_wolfe", **exact)
