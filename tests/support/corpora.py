@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_cli.config.data import Masking
-from bert_cli.data.examples.reader import Batching, Reader
+from bert_cli.data.examples.reader import Batching, ExampleStream
 from bert_cli.data.examples.source import Records
 from bert_cli.data.random import row_keys
 from bert_cli.data.records.corpus import RecordFiles, read_corpus
@@ -159,10 +159,10 @@ def open_stream(
     rank: int = 0,
     world_size: int = 1,
     **settings: Any,
-) -> Reader:
+) -> ExampleStream:
     """A stream over a folder of records, with a small step."""
     source = Records(RecordFiles(folder), **{"seed": 1984} | settings)
-    return Reader(source, Batching(examples, micro, rank, world_size))
+    return ExampleStream([source], Batching(examples, micro, rank, world_size))
 
 
 def assert_equal(one: Batch, other: Batch) -> None:

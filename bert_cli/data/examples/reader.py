@@ -91,38 +91,6 @@ class Stream(Protocol):
         return []
 
 
-class ExampleStream(Stream, Protocol):
-    """A stream of pre-training examples, which are also read by their sample indices."""
-
-    batching: Batching
-    folder: Path | None  # with the tokenizer of the examples; None for synthetic ones
-    sources: Sequence[Records] = ()  # empty for synthetic examples
-    has_next_sentences: bool
-    sequences_per_example: float  # mean number: more than one in packs
-
-    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
-        """Return the examples at sample indices [n], in this order, as columns [n, ...].
-
-        `probability` replaces the fraction of the settings in dynamic masks.
-        """
-        ...
-
-    def follow(self, plan: Plan) -> None:
-        """Read the steps of a plan, which may differ in size and in their masks."""
-        self.batching = replace(self.batching, plan=plan)
-
-    def __getitem__(self, step: int) -> Batch:
-        """Return this process' part of the batch of a step, [M, B, ...]."""
-        batching = self.batching
-        rows = self.rows(batching.sample_indices(step), batching.mask_probability(step))
-        return batching.micro_batches(rows)
-
-    def first_micro_batches(self, number: int) -> Batch:
-        """Return the first micro-batches of the stream [number, B, ...], to trace functions with."""
-        rows = self.rows(np.arange(number * self.batching.micro_batch_size))
-        return self.batching.micro_batches(rows)
-
-
 def read_ahead(
     stream: Stream, first_step: int, end_step: int, depth: int = 2
 ) -> Iterator[tuple[int, Batch, float]]:
@@ -146,25 +114,7 @@ def read_ahead(
         pool.shutdown(cancel_futures=True)
 
 
-# --- one corpus
-
-
-class Reader(ExampleStream):
-    """The examples of a folder in a new order in each epoch."""
-
-    def __init__(self, source: Records, batching: Batching) -> None:
-        self.source = source
-        self.sources: Sequence[Records] = [source]
-        self.batching = batching
-        self.folder: Path | None = source.folder
-        self.fingerprint = source.fingerprint
-        self.has_next_sentences = source.has_next_sentences
-        self.epoch_size: int | None = len(source)
-        self.sequences_per_example = source.sequences_per_example
-
-    def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
-        """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
-        return shuffled(self.source, sample_indices, probability)
+# --- examples of records
 
 
 def shuffled(
@@ -189,52 +139,75 @@ def _assembled(number: int, blocks: Iterable[tuple[Numbers | slice, Batch]]) -> 
     return columns
 
 
-# --- several corpora
+class ExampleStream(Stream):
+    """The examples of one source or several in one order, each with its fraction of the examples.
 
-
-class Mixture(ExampleStream):
-    """The examples of several sources in one order, each with its fraction of the examples.
-
-    The stream consists of blocks of one length. Each block has the same number of examples of each corpus, its quota,
-    and a permutation drawn by (seed, block) assigns each example of the block to a corpus. The n-th example of a corpus
-    in the stream is the n-th of its random order, so an epoch of a corpus has each of its records once.
+    The stream consists of blocks of one length. Each block has the same number of examples of each source, its quota,
+    and a permutation drawn by (seed, block) assigns each example of the block to a source. The n-th example of a source
+    in the stream is the n-th of its random order, so an epoch of a source has each of its records once.
     """
 
     def __init__(
-        self, corpora: Sequence[tuple[Records, float]], batching: Batching, seed: int
+        self,
+        sources: Sequence[Records],
+        batching: Batching,
+        weights: Sequence[float] = (1.0,),
+        seed: int = 0,
     ) -> None:
         """Mix sources by weights. Raises DataError for sources that do not fit, ConfigError for too small a weight."""
-        self.sources = [source for source, _ in corpora]
-        for first_source, second_source in combinations(self.sources, 2):
+        for first_source, second_source in combinations(sources, 2):
             _check_fit(first_source, second_source)
-        self.quotas = quotas_of([weight for _, weight in corpora])
-        """Examples of each corpus in a block."""
-        for (source, weight), quota in zip(corpora, self.quotas, strict=True):
+        self.sources = sources
+        self.quotas = quotas_of(weights)
+        """Examples of each source in a block."""
+        for source, weight, quota in zip(sources, weights, self.quotas, strict=True):
             if quota == 0:
                 problem = f"is too small: the corpus gets no example in {LONGEST_BLOCK}"
                 where = f"dataset_dir (weight {weight:g} of {source.folder})"
                 raise ConfigError(where, problem, "raise the weight or leave the corpus out")
         self.batching = batching
-        self.folder = self.sources[0].folder
-        self.has_next_sentences = any(source.has_next_sentences for source in self.sources)
-        self.epoch_size: int = sum(map(len, self.sources))
+        self.folder: Path | None = sources[0].folder
+        """With the tokenizer of the examples; None for synthetic ones."""
+        self.has_next_sentences = any(source.has_next_sentences for source in sources)
+        self.epoch_size: int | None = sum(map(len, sources))
         self._block = sum(self.quotas)
-        each = [source.sequences_per_example for source in self.sources]
+        each = [source.sequences_per_example for source in sources]
         self.sequences_per_example = float(np.dot(each, self.quotas) / self._block)
+        """Mean number: more than one in packs."""
         # The sources draw by the seed too; a block's order must not equal the order of one of their epochs.
         self._order_seed = int(row_keys(0, "mixture", seed)[0])
-        identity = [source.fingerprint for source in self.sources], self.quotas
-        self.fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
+        self.fingerprint = sources[0].fingerprint
+        if len(sources) > 1:
+            identity = [source.fingerprint for source in sources], self.quotas
+            self.fingerprint = hashlib.sha256(repr(identity).encode()).hexdigest()
+
+    def follow(self, plan: Plan) -> None:
+        """Read the steps of a plan, which may differ in size and in their masks."""
+        self.batching = replace(self.batching, plan=plan)
+
+    def __getitem__(self, step: int) -> Batch:
+        """Return this process' part of the batch of a step, [M, B, ...]."""
+        batching = self.batching
+        rows = self.rows(batching.sample_indices(step), batching.mask_probability(step))
+        return batching.micro_batches(rows)
+
+    def first_micro_batches(self, number: int) -> Batch:
+        """Return the first micro-batches of the stream [number, B, ...], to trace functions with."""
+        rows = self.rows(np.arange(number * self.batching.micro_batch_size))
+        return self.batching.micro_batches(rows)
 
     def rows(self, sample_indices: npt.ArrayLike, probability: float | None = None) -> Batch:
-        """Return the examples at sample indices [n], in this order, as columns [n, ...]."""
-        corpora, indices = self.locate(sample_indices)
-        chosen = ((number, np.flatnonzero(corpora == number)) for number in np.unique(corpora))
+        """Return the examples at sample indices [n], in this order, as columns [n, ...].
+
+        `probability` replaces the fraction of the settings in dynamic masks.
+        """
+        numbers, indices = self.locate(sample_indices)
+        chosen = ((number, np.flatnonzero(numbers == number)) for number in np.unique(numbers))
         blocks = (
             (rows, shuffled(self.sources[number], indices[rows], probability))
             for number, rows in chosen
         )
-        return _assembled(len(corpora), blocks)
+        return _assembled(len(numbers), blocks)
 
     def locate(self, sample_indices: npt.ArrayLike) -> tuple[Numbers, Numbers]:
         """Return the corpora [n] of sample indices [n], and their sample indices [n] in these corpora."""
@@ -248,7 +221,9 @@ class Mixture(ExampleStream):
         return corpora, blocks * np.array(self.quotas)[corpora] + ranks
 
     def describe(self, examples: int) -> list[str]:
-        """Return a line for each corpus, with the part of it that a run over so many examples reads."""
+        """Return a line for each of several sources, with the part of it that a run over so many examples reads."""
+        if len(self.sources) == 1:
+            return []
         blocks, rest = divmod(examples, self._block)
         corpora, _ = self.locate(np.arange(examples - rest, examples))
         counts = blocks * np.array(self.quotas) + np.bincount(corpora, minlength=len(self.quotas))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.config.data import Masking
-from bert_cli.data.examples.reader import Batching, Reader
+from bert_cli.data.examples.reader import Batching, ExampleStream
 from bert_cli.data.examples.source import Records
 from bert_cli.data.random import GOLDEN, Ints, Numbers, bits, row_keys
 from bert_cli.data.records.corpus import RecordFiles
@@ -79,7 +79,7 @@ class SyntheticFiles(RecordFiles):
         return (row_keys(records, purpose, self._seed) >> np.uint64(1)).astype(np.int64)
 
 
-class SyntheticStream(Reader):
+class SyntheticStream(ExampleStream):
     """Synthetic pre-training examples, or packs of at most `max_sequences_per_pack` sequences."""
 
     def __init__(
@@ -101,9 +101,7 @@ class SyntheticStream(Reader):
             masking=masking,
             max_sequences_per_pack=max_sequences_per_pack,
         )
-        super().__init__(source, batching)
-        # Nothing can be said about the text of these records, which have no end.
-        self.sources = []
+        super().__init__([source], batching)
         self.folder = self.epoch_size = None
 
 

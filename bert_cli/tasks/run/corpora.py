@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.data.examples.reader import Batching, ExampleStream, Mixture, Reader, shuffled
+from bert_cli.data.examples.reader import Batching, ExampleStream, shuffled
 from bert_cli.data.examples.repeats import MAX_REPEATS, TEXT_SAMPLE, WITHOUT_COPIES, N, repeats
 from bert_cli.data.examples.source import Records
 from bert_cli.data.examples.synthetic import SyntheticStream
@@ -136,10 +136,8 @@ def _open_records(order: PretrainSettings, batching: Batching, read: Read) -> Ex
             problem = f"has a vocabulary of {pieces}, but the model's is {rows}"
             remedy = f"pass --bert-config.vocab-size {pieces}"
             raise ConfigError(f"dataset_dir ({source.folder})", problem, remedy)
-    if len(sources) == 1:
-        return Reader(sources[0], batching)
     weights = [corpus.weight for corpus in corpora]
-    return Mixture(list(zip(sources, weights, strict=True)), batching, order.seed)
+    return ExampleStream(sources, batching, weights, order.seed)
 
 
 def text_checks(stream: ExampleStream, new_pieces: int | None) -> Iterator[Check]:
@@ -148,7 +146,7 @@ def text_checks(stream: ExampleStream, new_pieces: int | None) -> Iterator[Check
     A pretrained model has learnt its vocabulary already: `new_pieces` is None.
     """
     tokens = 0.0
-    for source in stream.sources:
+    for source in stream.sources if stream.folder is not None else ():
         # Static records repeat each pair with other masks; records of other tools do not say how often.
         copies = 1 if source.is_dynamic else number_of_copies(source.folder, source.corpus)
         if copies is None:
@@ -184,7 +182,7 @@ def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStre
     if corpus in stored:
         problem = "has the records that the run trains on, so its scores show memory, too"
         print_error(f"warning: {name} ({folder}): {problem}; use records of other text")
-    return Reader(source, Batching(size, size))
+    return ExampleStream([source], Batching(size, size))
 
 
 def _open_source(

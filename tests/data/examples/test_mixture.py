@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.corpora import assert_equal, make_corpus
 
-from bert_cli.data.examples.reader import Batching, Mixture, Reader, quotas_of
+from bert_cli.data.examples.reader import Batching, ExampleStream, quotas_of, shuffled
 from bert_cli.data.examples.source import Records
 from bert_cli.data.records.corpus import RecordFiles
 from bert_cli.errors import ConfigError, DataError
@@ -31,7 +31,7 @@ def source(folder, seed=7, **changes):
 
 def mixture(home, weights=(5, 3, 2), seed=7, batching=BATCHING):
     sources = [source(home / name) for name in NAMES[: len(weights)]]
-    return Mixture(list(zip(sources, weights, strict=True)), batching, seed)
+    return ExampleStream(sources, batching, weights, seed)
 
 
 def test_the_quotas_of_a_block_are_in_the_proportions_of_the_weights():
@@ -77,13 +77,14 @@ def test_rows_are_those_of_the_sources(home):
     for number, one in enumerate(mixed.sources):
         chosen = corpora == number
         columns = {name: column[chosen] for name, column in rows.items()}
-        assert_equal(columns, Reader(one, BATCHING).rows(own[chosen]))
+        assert_equal(columns, ExampleStream([one], BATCHING).rows(own[chosen]))
+        assert_equal(columns, shuffled(one, own[chosen]))
 
 
 def test_packs_are_mixed(home):
-    corpora = [(source(home / name, **PACKED), n) for name, n in (("large", 3), ("small", 1))]
-    mixed = Mixture(corpora, BATCHING, 7)
-    small = Reader(mixed.sources[1], BATCHING)
+    corpora = [source(home / name, **PACKED) for name in ("large", "small")]
+    mixed = ExampleStream(corpora, BATCHING, (3, 1), 7)
+    small = ExampleStream(corpora[1:], BATCHING)
     drawn = np.flatnonzero(mixed.locate(np.arange(500))[0] == 1)[: small.epoch_size]
     assert_equal(mixed.rows(drawn), small.rows(np.arange(small.epoch_size)))
     assert mixed[3]["input_ids"].shape == (2, 4, S)
@@ -123,7 +124,7 @@ def test_corpora_that_do_not_fit_together_are_refused_and_both_are_named(home, t
         (small, source(home / "large" / ".." / "small"), "hold the same records"),
     ):
         with pytest.raises(DataError, match=message) as caught:
-            Mixture([(one, 1), (other, 1)], BATCHING, 1)
+            ExampleStream([one, other], BATCHING, (1, 1))
         assert str(one.folder) in str(caught.value) and str(other.folder) in str(caught.value)
     with pytest.raises(ConfigError, match=r"weight 1e-09 of .*small\): is too small"):
         mixture(home, (2**0.5, 1, 1e-9))
