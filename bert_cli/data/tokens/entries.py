@@ -1,7 +1,8 @@
 """The entries of a tokenizer's files that name tokens or say how text is normalized."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field
 
@@ -9,14 +10,11 @@ from bert_cli.files import JSONObject
 
 
 class AddedToken(BaseModel):
-    """A token that a model's owner added to its vocabulary, with the fields of the `tokenizers` library."""
+    """A token that a model's owner added to its vocabulary; the `tokenizers` library reads its other fields."""
 
     content: Annotated[str, Field(min_length=1)]
-    id: int | None = None  # None: the next free id
-    single_word: bool = False
+    id: int
     lstrip: bool = False
-    rstrip: bool = False
-    normalized: bool = True
     special: bool = False
 
 
@@ -26,13 +24,15 @@ class TokenizerFile(BaseModel):
     added_tokens: list[AddedToken] = []
 
 
-class ConfigFile(BaseModel):
-    """The entries of a tokenizer_config.json on tokens that a model's owner added."""
-
-    added_tokens_decoder: dict[int, AddedToken] = {}
-    additional_special_tokens: list[str | AddedToken] | None = None
-    extra_special_tokens: list[str | AddedToken] | dict[str, str | AddedToken] | None = None
-    split_special_tokens: bool | None = False
+def contents(entry: Any) -> Iterator[str]:
+    """Yield the tokens of an entry: a text, an object with a `content`, or a list or object of these."""
+    if isinstance(entry, str):
+        yield entry
+    elif isinstance(entry, dict):
+        yield from contents(entry.get("content", [*entry.values()]))
+    elif isinstance(entry, list):
+        for part in entry:
+            yield from contents(part)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -25,9 +26,9 @@ from bert_cli.data.random import Numbers
 from bert_cli.data.tokens.entries import (
     UNCASED,
     AddedToken,
-    ConfigFile,
     Normalization,
     TokenizerFile,
+    contents,
     normalizer_entries,
 )
 from bert_cli.data.tokens.notation import (
@@ -61,6 +62,8 @@ MAP_FILE = "special_tokens_map.json"
 ADDED_FILE = "added_tokens.json"
 FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, MAP_FILE, ADDED_FILE)
 """The files of a tokenizer, which every checkpoint has so that it can be opened alone."""
+TOKEN_LISTS = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
+"""Entries of tokenizer_config.json and special_tokens_map.json that list added tokens."""
 LIBRARY_CLASS = "PreTrainedTokenizerFast"
 """The class of transformers that reads a tokenizer.json for any model; others depend on its version and the model."""
 SPACE = 32  # a byte up to it is white space or a control character
@@ -302,7 +305,8 @@ class TokenizerFolder:
             notation = WORDPIECE
         else:
             library, notation = self._from_json()
-        self._add_tokens(library)
+        if self.added_tokens and self._part(CONFIG_FILE, JSONObject).get("split_special_tokens"):
+            library.encode_special_tokens = True
         ids: dict[str, int] = library.get_vocab()
         if notation is UNIGRAM:
             ids = {piece.removeprefix(" "): number for piece, number in ids.items()}
@@ -329,24 +333,29 @@ class TokenizerFolder:
         return self._part(TOKENIZER_FILE, TokenizerFile).added_tokens
 
     def _from_json(self) -> tuple["Tokenizer", Notation]:
-        """Return the tokenizer of tokenizer.json without the tokens that an owner added, and its kind."""
+        """Return the tokenizer of tokenizer.json, which reads the five special tokens as text, and its kind."""
         from tokenizers import Tokenizer
 
         path = self.folder / TOKENIZER_FILE
         description, notation = read_notation(path, self._read)
-        added = {token.content: token.id for token in self._listed_tokens()}
+        ids = {token.content: token.id for token in self._listed_tokens()}
         self._apply_config(description.get("normalizer") or {})
         description |= dict.fromkeys(("post_processor", "truncation", "padding"))
-        description["added_tokens"] = []
+        tokens = description.get("added_tokens", [])
+        added = [token for token in tokens if token["content"] not in self.special_tokens]
+        description["added_tokens"] = sorted(added, key=itemgetter("id"))
         try:
             if notation is BYTE_LEVEL:
-                return byte_level_library(description, added), notation
-            if notation is UNIGRAM:
-                special = {name: added.get(name) for name in self.special_tokens}
-                return unigram_library(description, special), notation
-            return Tokenizer.from_str(json.dumps(description)), notation
+                library = byte_level_library(description, ids)
+            elif notation is UNIGRAM:
+                special = {name: ids.get(name) for name in self.special_tokens}
+                library = unigram_library(description, special)
+            else:
+                library = Tokenizer.from_str(json.dumps(description))
         except Exception as error:  # the library raises Exception itself
             raise DataError(str(path), f"cannot be read ({error})", COPY_AGAIN) from error
+        self._check_ids(library)
+        return library, notation
 
     def _apply_config(self, normalizer: JSONObject) -> None:
         """Set what tokenizer_config.json says of the normalizer of a BERT, which transformers prefers."""
@@ -367,7 +376,6 @@ class TokenizerFolder:
         from tokenizers import decoders
 
         library = self._from_vocabulary()
-        self._add_tokens(library)
         library.add_special_tokens([*SPECIAL_TOKENS])
         library.decoder = decoders.WordPiece(prefix="##")
         return frame_texts(library.to_str().encode(), SPECIAL_TOKENS)
@@ -384,42 +392,33 @@ class TokenizerFolder:
             return self._read(path) == self._to_json()
         return False
 
-    @property
+    @cached_property
     def added_tokens(self) -> list[AddedToken]:
-        """The tokens that a model's owner added besides the five special ones, in the order of their ids."""
+        """The tokens that a model's owner added besides the five special ones.
+
+        Raises DataError for one that transformers reads from another file than tokenizer.json.
+        """
         tokens = self._listed_tokens()
-        listed: list[str | AddedToken] = []
+        known = {*self.special_tokens, *(token.content for token in tokens)}
+        entries: list[object] = [*self._part(ADDED_FILE, JSONObject)]
         for name in (CONFIG_FILE, MAP_FILE):
-            config = self._part(name, ConfigFile)
-            decoder = config.added_tokens_decoder.items()
-            tokens += [token.model_copy(update={"id": number}) for number, token in decoder]
-            extra = config.extra_special_tokens or []
-            listed += [*(config.additional_special_tokens or [])]
-            listed += extra.values() if isinstance(extra, dict) else extra
-        older = self._part(ADDED_FILE, dict[str, int])
-        tokens += [AddedToken(content=content, id=number) for content, number in older.items()]
-        contents = [token if isinstance(token, str) else token.content for token in listed]
-        tokens += [AddedToken(content=name, normalized=False, special=True) for name in contents]
-        added: dict[str, AddedToken] = {}
-        for token in tokens:
-            if token.content not in self.special_tokens:
-                added.setdefault(token.content, token)
-        return sorted(added.values(), key=lambda token: math.inf if token.id is None else token.id)
+            config = self._part(name, JSONObject)
+            entries += [config.get(key) for key in TOKEN_LISTS]
+        for content in contents(entries):
+            if content not in known:
+                where = f"{self.folder} (added token {content!r})"
+                remedy = "make it by AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) in transformers"
+                raise DataError(where, f"is not in a {TOKENIZER_FILE}", remedy)
+        return [token for token in tokens if token.content not in self.special_tokens]
 
-    def _add_tokens(self, library: "Tokenizer") -> None:
-        """Add the tokens of a model's owner to its tokenizer, so that texts get the ids of transformers."""
-        from tokenizers import AddedToken as LibraryToken
-
-        tokens = self.added_tokens
-        for token in tokens:
-            library.add_tokens([LibraryToken(**token.model_dump(exclude={"id"}))])
+    def _check_ids(self, library: "Tokenizer") -> None:
+        """Raise DataError for an added token to which the library gives another id than the file."""
+        for token in self.added_tokens:
             number = library.token_to_id(token.content)
-            if token.id not in (None, number):
+            if token.id != number:
                 where = f"{self.folder} (added token {token.content!r}, id {token.id})"
                 problem = f"the ids of added tokens have a gap, so it would get the id {number}"
                 raise DataError(where, problem, COPY_AGAIN)
-        if tokens and self._part(CONFIG_FILE, ConfigFile).split_special_tokens:
-            library.encode_special_tokens = True
 
     @property
     def max_length(self) -> int | None:

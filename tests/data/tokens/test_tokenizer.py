@@ -85,8 +85,14 @@ def test_tokens_that_an_owner_added_have_the_ids_of_transformers(form, folder, t
     elif form == "added_tokens.json":
         (saved / form).write_text(json.dumps({"entity1": first + 1, "[E1]": first}))
     else:
-        config["additional_special_tokens"] = ["<x>", "[E1]"]
+        config["additional_special_tokens"] = ["<x>", {**plain, "__type": "AddedToken"}]
     (saved / CONFIG_FILE).write_text(json.dumps(config))
+    if form != "tokenizer.json":
+        with pytest.raises(
+            DataError, match=r"added token '.*'\): is not in a tokenizer.json; make"
+        ):
+            read_tokenizer(saved)
+        transformers.AutoTokenizer.from_pretrained(saved).save_pretrained(saved)
     ours = read_tokenizer(saved)
     assert len(ours.pieces) > first
     # transformers makes the special tokens of BERT from text, this tool never does.
@@ -104,7 +110,11 @@ def test_tokens_that_an_owner_added_have_the_ids_of_transformers(form, folder, t
 
 
 def test_added_tokens_that_cannot_have_their_ids_are_refused(folder):
-    (folder / "added_tokens.json").write_text(json.dumps({"[E1]": len(PIECES) + 3}))
+    model_of(folder, folder)
+    description = json.loads((folder / "tokenizer.json").read_text())
+    token = {**description["added_tokens"][0], "content": "[E1]", "id": len(PIECES) + 3}
+    description["added_tokens"].append(token)
+    (folder / "tokenizer.json").write_text(json.dumps(description))
     problem = r"\(added token '\[E1\]', id 21\): the ids of added tokens have a gap"
     with pytest.raises(DataError, match=problem):
         read_tokenizer(folder)

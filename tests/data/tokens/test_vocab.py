@@ -129,7 +129,8 @@ def test_a_tokenizer_json_that_splits_text_otherwise_is_refused(tmp_path):
 
 def test_a_vocabulary_with_tokens_of_its_owner_is_refused_for_records(tmp_path):
     path = write_vocab(tmp_path, config=tokenizer_config(Normalization()))
-    (tmp_path / "added_tokens.json").write_text(json.dumps({"[E1]": len(PIECES)}))
+    token = {"content": "[E1]", "id": len(PIECES)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [token]}))
     with pytest.raises(DataError, match=r"has 1 added token \(\[E1\]\)"):
         found(path)
 
