@@ -1,8 +1,7 @@
 """Download a Wikipedia dump, resumed where the connection broke, and verify its SHA-1.
 
 Bytes are written to `NAME.SHA1.part`, so a part is continued only while the server lists the same SHA-1. An answer
-that does not continue the part, such as the login page of a network, is written to another file, and replaces the part
-only with the listed SHA-1.
+that does not continue it, such as the login page of a network, is refused.
 """
 
 import filecmp
@@ -98,22 +97,14 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
         url = f"{SERVER}/{wiki}/{date}/{name}"
         part = settings.out / f"{name}.{listed}.part"
         _remove_parts(settings.out, wiki, but=part)  # of a dump that the server no longer lists
-        received = 0
-        for is_complete_answer in (False, True):
-            path, earlier, more = _transfer(client, url, part, is_complete_answer)
-            received += more
-            sha1 = _sha1(path)
-            if sha1 == listed:
-                break
-            if path != part or not earlier:
-                path.unlink()
-                problem = f"SHA-1 is {sha1}, the server lists {listed} for {name}"
-                kept = f" and {part} is kept" if part.exists() else ""
-                remedy = f"the received file was removed{kept}; check the network and run the command again"
-                raise DataError(f"download ({url})", problem, remedy)
-            # The last answer may have continued another file than the earlier ones.
-            os.truncate(part, earlier)
-        os.replace(path, target)
+        received = _transfer(client, url, part)
+        sha1 = _sha1(part)
+        if sha1 != listed:
+            part.unlink()
+            problem = f"SHA-1 is {sha1}, the server lists {listed} for {name}"
+            remedy = "the received file was removed; check the network and run the command again"
+            raise DataError(f"download ({url})", problem, remedy)
+        os.replace(part, target)
         _remove_parts(settings.out, wiki)
     _write_manifest(output, target, sha1, url, received, started)
 
@@ -161,45 +152,38 @@ def _remove_parts(out: Path, wiki: str, but: Path | None = None) -> None:
             part.unlink()
 
 
-def _transfer(
-    client: "httpx2.Client", url: str, part: Path, is_complete_answer: bool
-) -> tuple[Path, int, int]:
-    """Receive a file, resumed after every lost connection, or without the part in one complete answer.
+def _transfer(client: "httpx2.Client", url: str, part: Path) -> int:
+    """Receive the bytes that a part lacks, over as many connections as it takes, and return their number.
 
-    Returns its path, the bytes that earlier answers than the last one sent, and those that came over the network.
+    Raises DataError for an answer that does not continue the part.
     """
-    complete = part.with_suffix(".complete.part")
-    received = earlier = 0
 
-    def request() -> Path:
-        """Request the missing bytes once and write them. Raises ConnectionLostError if it breaks off."""
-        nonlocal received, earlier, is_complete_answer
-        earlier = 0 if is_complete_answer else _size(part)
+    def request() -> None:
+        earlier = _size(part)
         headers = {"Range": f"bytes={earlier}-"} if earlier else {}
         with _get(client, url, headers) as response:
             if response.status_code == 416:
-                return part  # nothing is missing; the SHA-1 shows whether it is the file
-            ranges = response.headers.get("Content-Range", "")
-            if response.status_code == 206 and not ranges.startswith(f"bytes {earlier}-"):
-                is_complete_answer = True
-                raise ConnectionLostError("the server sent another range")
-            is_rest = earlier == _size(part) and (response.status_code == 206 or not earlier)
-            path = part if is_rest else complete
-            earlier = earlier if is_rest else 0
+                return  # nothing is missing; the SHA-1 shows whether it is the file
+            if not response.headers.get("Content-Range", "bytes 0-").startswith(
+                f"bytes {earlier}-"
+            ):
+                problem = f"the answer does not continue {part}"
+                remedy = (
+                    "check the network and run the command again, or remove that file to start over"
+                )
+                raise DataError(f"download ({url})", problem, remedy)
             missing = int(response.headers.get("Content-Length", 0))
             bar.total = earlier + missing or None
-            bar.advance(earlier - bar.bytes)
             print_line(plan_disk_space("download", 1, missing, earlier, part.parent, "file"))
-            with name_path(path, missing), open(path, "ab" if is_rest else "wb") as file:
+            with name_path(part, missing), open(part, "ab") as file:
                 for block in response.iter_raw():
                     file.write(block)
-                    received += len(block)
                     bar.advance(len(block))
-            return path
 
-    with Progress("download", None, done=_size(part)) as bar:
-        path = _retry(url, request, lambda: _size(part))
-    return path, earlier, received
+    before = _size(part)
+    with Progress("download", None, done=before) as bar:
+        _retry(url, request, lambda: _size(part))
+    return _size(part) - before
 
 
 @contextmanager

@@ -38,7 +38,6 @@ class DumpServer(ThreadingHTTPServer):
         self.dump_requests = []
         self.hang_up_after = []  # bytes of body, one entry a request for a dump
         self.statuses = []
-        self.ranges = True
         self.pages = []  # (headers, body) of an answer 200 instead of a dump, one entry a request
         self.shifts = []  # bytes by which an answer to a range begins too early
         self.seconds_per_block = 0.0
@@ -74,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(page)
             return
-        if server.ranges and (wanted := re.match(r"bytes=(\d+)-$", self.headers.get("Range", ""))):
+        if wanted := re.match(r"bytes=(\d+)-$", self.headers.get("Range", "")):
             start = int(wanted[1])
             status = 416 if start >= len(body) else status
         if status != 200:
@@ -168,15 +167,14 @@ def test_what_was_received_before_too_many_hang_ups_is_kept_and_a_complete_part_
         assert read_manifest(tmp_path)["bytes_in_this_run"] == missing
 
 
-def test_a_server_without_the_requested_range_starts_the_file_over(server, tmp_path):
-    server.ranges, server.hang_up_after = False, [300_000]
-    fetch(server, tmp_path / "all")
-    assert_fetched(tmp_path / "all")
-    assert read_manifest(tmp_path / "all")["bytes_in_this_run"] == len(BODY) + 300_000
+def test_a_range_that_begins_elsewhere_is_not_joined(server, tmp_path):
     # The total length of this answer is right, only its first byte is another than the requested one.
-    server.ranges, server.hang_up_after, server.shifts = True, [300_000], [7]
-    fetch(server, tmp_path / "other")
-    assert_fetched(tmp_path / "other")
+    server.hang_up_after, server.shifts = [300_000], [7]
+    with pytest.raises(DataError, match=r"does not continue .*, or remove that file to start over"):
+        fetch(server, tmp_path)
+    (tmp_path / PART).unlink()
+    fetch(server, tmp_path)
+    assert_fetched(tmp_path)
 
 
 def test_a_file_changed_on_the_server_is_not_joined_to_the_old_half(server, tmp_path, monkeypatch):
@@ -204,7 +202,7 @@ ANSWERS = {
 def test_an_answer_that_is_not_the_file_leaves_the_part(server, tmp_path, answer):
     (tmp_path / PART).write_bytes(BODY[:HALF])
     server.pages = [answer] * 9
-    with pytest.raises(DataError, match=r"in a row|is kept"):
+    with pytest.raises(DataError, match=r"in a row|does not continue"):
         fetch(server, tmp_path)
     assert (tmp_path / PART).read_bytes() == BODY[:HALF]
     server.pages.clear()
@@ -213,20 +211,13 @@ def test_an_answer_that_is_not_the_file_leaves_the_part(server, tmp_path, answer
     assert_fetched(tmp_path)
 
 
-def test_a_range_of_another_file_is_not_kept(server, tmp_path):
-    # The part has other bytes than the server's file, and then that file has others under the listed name.
-    wrong = BODY[:HALF] + BODY[HALF:][::-1]
-    (tmp_path / PART).write_bytes(wrong[: HALF + 9])
+def test_a_part_of_another_file_is_removed(server, tmp_path):
+    (tmp_path / PART).write_bytes(BODY[:HALF][::-1])
+    with pytest.raises(DataError, match=f"the server lists {SHA1} .* file was removed;"):
+        fetch(server, tmp_path)
+    assert visible(tmp_path) == []
     fetch(server, tmp_path)
     assert_fetched(tmp_path)
-    server.files[f"/xxwiki/20240101/{NAME}"] = wrong
-    out = tmp_path / "other"
-    out.mkdir()
-    (out / PART).write_bytes(BODY[: HALF + 9])
-    with pytest.raises(DataError, match=f"the server lists {SHA1}.*is kept"):
-        fetch(server, out)
-    assert (out / PART).read_bytes() == BODY[: HALF + 9]
-    assert visible(out) == [PART]
 
 
 def test_an_absent_or_wrong_dump_is_an_error_with_a_remedy(server, tmp_path, monkeypatch):
