@@ -67,7 +67,7 @@ def run(settings: PreprocessSettings) -> None:
     )
     parts, notes = open_text(settings.input, settings.out, reading, settings.model_fields_set)
     report_joined_lines("preprocess", parts, reading, "--line-breaks keep splits at each line")
-    _suggest_files_as_documents(parts, reading)
+    suggest_files_as_documents("preprocess", parts, reading)
     if settings.near_duplicates is not None:
         from bert_cli.data.text.duplicates import new_signature
 
@@ -158,7 +158,9 @@ def report_joined_lines(
     )
 
 
-def _suggest_files_as_documents(parts: Sequence[files.Part], reading: files.Reading) -> None:
+def suggest_files_as_documents(
+    command: str, parts: Sequence[files.Part], reading: files.Reading
+) -> None:
     """Print a line if the paragraphs of plain files may be taken for documents."""
     is_plain = reading.documents == "blank-lines" and all(part.format == "plain" for part in parts)
     if not is_plain or len(parts) < 2:
@@ -166,10 +168,11 @@ def _suggest_files_as_documents(parts: Sequence[files.Part], reading: files.Read
     every = math.ceil(len(parts) / SAMPLED_FILES)
     sample = [replace(part, stop=SAMPLED_BYTES) for part in parts[::every]]
     documents = sum(kind == "document" for _, kind, _ in _all_lines(sample, reading))
-    if documents >= MANY_DOCUMENTS * len(sample):
+    average = documents / len(sample)
+    if average >= MANY_DOCUMENTS:
         print_line(
-            f"preprocess: each of {len(parts):,} files becomes about {documents / len(sample):.0f} documents or more, "
-            "because a blank line ends a document; if each file is one document, stop and add --documents files"
+            f"{command}: warning: each of {len(parts):,} files becomes about {average:.0f} documents or more, because "
+            "a blank line ends a document; if each file is one document, stop and add --documents files"
         )
 
 

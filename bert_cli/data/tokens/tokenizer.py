@@ -12,7 +12,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -299,12 +298,11 @@ class TokenizerFolder:
         if not has_tokenizer(folder):
             problem = f"holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}"
             raise DataError(str(folder), problem, "copy the tokenizer files of the model there")
-        # The fingerprint of a vocab.txt must not change when its tokenizer.json is written beside it.
-        if (folder / VOCAB_FILE).is_file() and self._is_derived:
+        if (folder / TOKENIZER_FILE).is_file():
+            library, notation = self._from_json()
+        else:
             library = self._from_vocabulary()
             notation = WORDPIECE
-        else:
-            library, notation = self._from_json()
         if self.added_tokens and self._part(CONFIG_FILE, JSONObject).get("split_special_tokens"):
             library.encode_special_tokens = True
         ids: dict[str, int] = library.get_vocab()
@@ -366,31 +364,21 @@ class TokenizerFolder:
             normalizer |= {key: config[name] for name, key in entries.items() if name in config}
 
     def _from_vocabulary(self) -> "Tokenizer":
+        """Return the tokenizer of vocab.txt, with the fingerprint of the tokenizer.json that `_to_json` makes of it."""
+        from tokenizers import decoders
+
         vocabulary = read_vocabulary(self.folder / VOCAB_FILE, read=self._read)
         # Google's first models have no config; all models with "uncased" vocabularies lower-case text.
         normalization = Normalization.of(self._part(CONFIG_FILE, JSONObject), cased=False)
-        return library_tokenizer(vocabulary.ids, normalization)
+        library = library_tokenizer(vocabulary.ids, normalization)
+        library.decoder = decoders.WordPiece(prefix="##")
+        return library
 
     def _to_json(self) -> bytes:
         """Return the tokenizer.json of vocab.txt, with the special tokens as other programs add them."""
-        from tokenizers import decoders
-
         library = self._from_vocabulary()
         library.add_special_tokens([*SPECIAL_TOKENS])
-        library.decoder = decoders.WordPiece(prefix="##")
         return frame_texts(library.to_str().encode(), SPECIAL_TOKENS)
-
-    @property
-    def _is_derived(self) -> bool:
-        """Whether tokenizer.json is absent or was made from the vocab.txt beside it (equal byte for byte).
-
-        Other programs format the file differently, so their files are never taken for ours.
-        """
-        if not (path := self.folder / TOKENIZER_FILE).is_file():
-            return True
-        with suppress(DataError):  # of a vocab.txt that nobody reads
-            return self._read(path) == self._to_json()
-        return False
 
     @cached_property
     def added_tokens(self) -> list[AddedToken]:

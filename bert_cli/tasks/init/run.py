@@ -25,7 +25,12 @@ from bert_cli.config.training import GlobalBatch, OptimizerOpts
 from bert_cli.data.finetune.embeddings import MODULES
 from bert_cli.data.io import files
 from bert_cli.data.io.inputs import open_text
-from bert_cli.data.text.preprocess import keep_abbreviations, load_splitter, report_joined_lines
+from bert_cli.data.text.preprocess import (
+    keep_abbreviations,
+    load_splitter,
+    report_joined_lines,
+    suggest_files_as_documents,
+)
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
@@ -42,8 +47,6 @@ SCRIPT = "commands.sh"
 PARTS = text.PARTS[:2]  # the test is for `bert verdict`
 KEEP_MARKS = " --no-strip-accents"
 MEASURED_STEPS = 5
-FEW_FILES = 5
-MANY_DOCUMENTS = 10  # files, and documents of each: they may be paragraphs
 
 
 def run(settings: InitSettings) -> None:
@@ -63,13 +66,8 @@ def run(settings: InitSettings) -> None:
     report_joined_lines("init", parts, reading)
     facts = text.read_facts(parts, reading, vocabulary)
     print_line(f"init: {text.describe(facts)}")
-    is_plain = all(part.format == "plain" for part in parts)
-    are_many = len(parts) >= FEW_FILES and facts.documents >= MANY_DOCUMENTS * len(parts)
-    if is_plain and are_many and "documents" not in settings.model_fields_set:
-        print_line(
-            f"init: warning: {len(parts):,} files have {facts.documents:,.0f} documents, because a blank line ends a "
-            "document; if each file is one document, add --documents files"
-        )
+    if "documents" not in settings.model_fields_set:
+        suggest_files_as_documents("init", parts, reading)
     chosen = _choose(settings, facts, model) if settings.goal != "search" else None
     if chosen is None:
         warnings = recipe.unknown_words(facts, model) if model else []
@@ -86,6 +84,7 @@ def run(settings: InitSettings) -> None:
     with atomic_folder(settings.out) as folder:
         if chosen is None:
             questions = text.questions_of(read(), split)
+            is_plain = all(part.format == "plain" for part in parts)
             words = search_commands(settings, questions, _reading_words(settings, is_plain))
         else:
             pieces = (lambda: text.cut(read())) if facts.is_cut else read
