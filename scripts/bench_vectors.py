@@ -68,6 +68,7 @@ def train_ours(options: argparse.Namespace) -> Pairs:
     from bert_cli.config.embed import EmbedSettings
     from bert_cli.tasks.finetune import embed
     from bert_cli.tasks.run import finetune, train
+    from bert_cli.tasks.run.job import Draft
 
     file = Path(f"/tmp/pairs.{os.getpid()}.tsv")
     rows = ["anchor\tpositive", *map("\t".join, pairs_of(options.glue))]
@@ -99,7 +100,9 @@ def train_ours(options: argparse.Namespace) -> Pairs:
         return lambda info: times.append(clock.lap())
 
     with ExitStack() as stack, redirect_stdout(sys.stderr):
-        resolved = finetune.resolve(*finetune.prepare(settings, embed.build, stack))
+        draft = Draft(settings, stack)
+        draft.take(finetune.steps_of(embed.build))
+        resolved = finetune.resolve(draft)
         train.run_training(replace(resolved, unsaved_steps=options.steps + 1), stack, timer)
     file.unlink()
     return times[1:]

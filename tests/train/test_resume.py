@@ -97,7 +97,7 @@ def test_a_run_continues_only_with_each_setting_that_decides_its_numbers(tiny, f
     draft = Draft(settings)
     draft.mesh = draft.stop = None
     plan = SimpleNamespace(examples_per_step=8, total_steps=100, step_sizes=None)
-    written = draft.job(plan=plan, stream=SimpleNamespace(fingerprint="0123"), sample={}).fixed
+    written = draft.job(plan, SimpleNamespace(fingerprint="0123"), {}).fixed
     numbers.add("chosen_on_half")  # with its own words where it differs
     assert written.keys() == marked(type(settings), markers.FIXED) | numbers
     assert written["bert_config"] == settings.bert_config.model_dump()

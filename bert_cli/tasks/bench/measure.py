@@ -29,7 +29,7 @@ from bert_cli.tasks.look import machine
 from bert_cli.tasks.run import finetune, pretrain
 from bert_cli.tasks.run import train as training
 from bert_cli.tasks.run.build import Run
-from bert_cli.tasks.run.job import Job
+from bert_cli.tasks.run.job import Draft, Job
 from bert_cli.tasks.run.resolve import runtime
 from bert_cli.train import checkpoint
 from bert_cli.train.loop import Hook, Info, copy_state, gather_shards
@@ -159,8 +159,9 @@ def resolve(settings: BenchRunSettings, stack: ExitStack) -> Job:
         job = pretrain.resolve(settings.model_copy(update=changes), stack)
     else:
         changes |= {"do_validation": False, "evaluate_every_steps": None}
-        order = settings.model_copy(update=changes)
-        job = finetune.resolve(*finetune.prepare(order, squad.build, stack))
+        draft = Draft(settings.model_copy(update=changes), stack)
+        draft.take(finetune.steps_of(squad.build))
+        job = finetune.resolve(draft)
     # A shorter run is extended, so that the learning rate is defined for all measured steps.
     last = settings.warmup_steps + settings.steps
     plan = replace(job.plan, total_steps=max(job.plan.total_steps, last))

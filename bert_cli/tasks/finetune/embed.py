@@ -35,7 +35,7 @@ def run(settings: EmbedSettings) -> None:
         remedy = "pass --validation-file or --retrieval-file, or --no-do-validation"
         raise ConfigError("do_validation", "has nothing to score on without pairs", remedy)
     needs_texts = settings.do_training or not is_scored
-    finetune.run(settings, build, ("train_file",) if needs_texts else ())
+    finetune.run(settings, finetune.steps_of(build, ("train_file",) if needs_texts else ()))
 
 
 def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:

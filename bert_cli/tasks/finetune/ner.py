@@ -31,7 +31,8 @@ SYNTHETIC_LABELS = (
 def run(settings: NerSettings) -> None:
     """Fine-tune on the sentences and score held-out sentences; raises the errors of `finetune.run`."""
     needs = {"train_file": settings.do_training, "validation_file": settings.do_validation}
-    finetune.run(settings, build, [name for name in needs if needs[name]], SYNTHETIC_LABELS)
+    required = [name for name in needs if needs[name]]
+    finetune.run(settings, finetune.steps_of(build, required, SYNTHETIC_LABELS))
 
 
 def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:

@@ -26,7 +26,7 @@ from bert_cli.text import count
 
 def run(settings: SquadSettings) -> None:
     """Fine-tune on the questions and score the answers; raises the errors of `finetune.run`."""
-    finetune.run(settings, build)
+    finetune.run(settings, finetune.steps_of(build))
 
 
 def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:

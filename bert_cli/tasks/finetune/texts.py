@@ -71,10 +71,11 @@ def run(settings: ClassifySettings | GlueSettings) -> None:
     if isinstance(settings, GlueSettings):
         name = str(settings.glue_task)
         labels = PUBLISHED_LABELS.get(name, TASKS[name].label_names)
-        finetune.run(settings, build_glue, ("dataset_dir",), labels)
+        steps = finetune.steps_of(build_glue, ("dataset_dir",), labels)
     else:
         scores_only = settings.validation_file is not None and not settings.do_training
-        finetune.run(settings, build, () if scores_only else ("train_file",), ("0", "1"))
+        steps = finetune.steps_of(build, () if scores_only else ("train_file",), ("0", "1"))
+    finetune.run(settings, steps)
 
 
 # --- the user's table

@@ -6,14 +6,14 @@ one JSON object.
 """
 
 import json
-import math
 import statistics
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bert_cli.config.finetune import FinetuneSettings, TaskSettings
 from bert_cli.data.examples.reader import Batching
@@ -42,7 +42,7 @@ from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import interval
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import models, start, train
-from bert_cli.tasks.run.job import Draft, Job, choose_layout, take_devices
+from bert_cli.tasks.run.job import Draft, Job, Steps, choose_layout, take_devices
 from bert_cli.tasks.run.models import Source
 from bert_cli.tasks.run.opened import head_of
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
@@ -56,92 +56,119 @@ Settings = TypeVar("Settings", bound=FinetuneSettings)
 Build = Callable[[Settings, TextTokenizer, Source | None], Task]
 
 
-def run(
-    settings: Settings,
-    build: Build[Settings],
-    needs: Sequence[str] = (),
-    label_names: Sequence[str] | None = None,
-) -> None:
-    """Fine-tune and score, with the number of seeds in the settings.
-
-    `build` returns the task for the settings, the tokenizer and the model from which the run starts; `needs` names
-    required settings; `label_names` are for synthetic examples. A request to stop saves and returns.
-    """
+def run(settings: FinetuneSettings, steps: Steps) -> None:
+    """Fine-tune and score, with the number of seeds in the settings. A request to stop saves and returns."""
     stopped = False
-    with ExitStack() as locks:
-        draft, task = prepare(settings, build, locks, needs, label_names)
+    with ExitStack() as stack:
+        draft = Draft(settings, stack)
+        draft.take(steps)
         if settings.do_training:
-            stopped = _train_seeds(draft, task)
+            stopped = _train_seeds(draft)
         else:
-            _only_score(draft, task)
+            _only_score(draft)
     if stopped and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
 
 
-def prepare(
-    settings: Settings,
-    build: Build[Settings],
-    stack: ExitStack,
-    needs: Sequence[str] = (),
-    label_names: Sequence[str] | None = None,
-) -> tuple[Draft[Settings], Task]:
-    """Return the draft of a run on its devices, and its task with its examples; takes the arguments of `run`.
+# --- the steps from an order to a task
 
-    Raises ConfigError, DataError, CheckpointError or DeviceError.
+
+def steps_of(
+    build: Build[Settings], needs: Sequence[str] = (), label_names: Sequence[str] | None = None
+) -> Steps:
+    """Return the steps of fine-tuning, which raise ConfigError, DataError, CheckpointError or DeviceError.
+
+    `build` returns the task for the settings, the tokenizer and the model from which the run starts; `needs` names
+    required settings; `label_names` are for synthetic examples.
     """
-    if settings.generated_dataset:
-        settings = settings.model_copy(update={"do_validation": False})
+    return (
+        ("model", partial(find_trained, needs=needs)),
+        ("sizes", take_lengths),
+        ("layout", choose_layout),
+        ("devices", take_devices),
+        ("examples", partial(read_examples, build=build, label_names=label_names)),
+    )
+
+
+def find_trained(draft: Draft[FinetuneSettings], needs: Sequence[str]) -> str:
+    """Find the model from which the run starts or, without training, which is scored, and take its shape.
+
+    A model in the run's folder has priority where nothing is trained.
+    """
+    order = draft.order
+    if order.generated_dataset:
+        order = order.model_copy(update={"do_validation": False})
         needs = ()
-    _check_settings(settings, needs)
-    source = _source(settings)
-    if source is not None and not settings.do_training:
-        settings = _scored_as_trained(settings, source)
-    order = with_shape_of(settings, source)
+    _check_settings(order, needs)
+    run = Folder(order.save_ckpt_path)
+    name = order.pretrained_ckpt_path
+    flag = "--pretrained-ckpt-path"
+    if not order.do_training and run.path and (name is None or run.newest):
+        name = str(run.path)
+        flag = "--save-ckpt-path"
+    source = None if name is None else models.find_source(name, flag)
+    if source is not None and not order.do_training:
+        order = _scored_as_trained(order, source)
+    draft.order = with_shape_of(order, source)
+    draft.start = Start(run, source, run.newest)
+    return "none: new weights" if source is None else f"from {source.folder}"
+
+
+def take_lengths(draft: Draft[FinetuneSettings]) -> str:
+    """Take the tokenizer and, where the order does not set them, the pooling and the length of the model's folder."""
+    order = draft.order
+    source = draft.start.source
     stored: JSONObject = {}
+    if source is not None:
+        draft.tokenizer = source.tokenizer
     if source is not None and order.pools_by is not None:
-        stored = {n: v for n, v in read_embedding(source.folder).items() if n != "normalize"}
+        stored = read_embedding(source.folder)
         if "pooling" in stored and "pooling" not in order.model_fields_set:
             order = changed(order, pooling=stored["pooling"])
-            print_line(f"run: pooling is {order.pools_by}, as in {source.folder}")
-    folder = None if source is None else source.tokenizer
+            draft.lines.append(f"run: pooling is {order.pools_by}, as in {source.folder}")
     if order.tokenizer_path is not None:
-        folder = TokenizerFolder(models.find_tokenizer(order.tokenizer_path))
-    is_default_length = "max_seq_length" not in order.model_fields_set
-    longest = folder.max_length if is_default_length and folder is not None else None
-    longest = min(longest or order.max_seq_length, stored.get("max_seq_length", math.inf))
-    if is_default_length and longest < order.max_seq_length:
-        order = changed(order, max_seq_length=longest)
-    run = Folder(order.save_ckpt_path)
-    draft = Draft(order, stack, Start(run, source, run.newest), tokenizer=folder)
-    draft.take(choose_layout)
-    draft.take(take_devices)
+        draft.tokenizer = TokenizerFolder(models.find_tokenizer(order.tokenizer_path))
+    if "max_seq_length" not in order.model_fields_set:
+        of_tokenizer = draft.tokenizer and draft.tokenizer.max_length
+        lengths = (order.max_seq_length, of_tokenizer, stored.get("max_seq_length"))
+        longest = min(filter(None, lengths))
+        if longest < order.max_seq_length:
+            order = changed(order, max_seq_length=longest)
+        draft.lines.append(f"run: max_seq_length is {order.max_seq_length} (default)")
+    draft.order = order
+    return ""
+
+
+def read_examples(
+    draft: Draft[Settings], build: Build[Settings], label_names: Sequence[str] | None
+) -> str:
+    """Read the examples of the task, with the outputs of its teacher."""
     order = draft.order
-    if is_default_length:
-        print_line(f"run: max_seq_length is {order.max_seq_length} (default)")
+    source = draft.start.source
     if order.generated_dataset:
-        print_line("run: trains on synthetic examples; nothing is scored")
+        draft.lines.append("run: trains on synthetic examples; nothing is scored")
         labels = order.head.outputs if label_names is None else len(label_names)
         # Graphcore's example generates as many.
         examples = synthetic_examples(workload_of(order), 12_000, labels)
-        return draft, Task(labels, label_names, examples)
-    assert folder is not None
-    tokenizer = models.read_tokenizer_for(order.bert_config, folder)
+        draft.task = Task(labels, label_names, examples)
+        return "synthetic examples"
+    assert draft.tokenizer is not None
+    tokenizer = models.read_tokenizer_for(order.bert_config, draft.tokenizer)
     if source is not None and not order.do_training:
         needed = ARCHITECTURES[order.bert_config.architecture].class_name(order.head)
         if order.head.needs and source.architecture != needed:
             raise _another_model(source, f"was not trained for this task, which needs a {needed}")
     task = build(order, tokenizer, source)
-    for examples in filter(None, (task.train, *task.development.values())):
-        models.check_segments(order.bert_config, examples)
+    for part in filter(None, (task.train, *task.development.values())):
+        models.check_segments(order.bert_config, part)
     if isinstance(order, TaskSettings) and order.distillation.teacher is not None:
-        taught = order.distillation
-        task = with_teacher(taught, workload_of(order), task, tokenizer, order.cache_dir)
+        task = with_teacher(
+            order.distillation, workload_of(order), task, tokenizer, order.cache_dir
+        )
     if task.teach is not None:
         task = task.teach(task=task, group=runtime(order.engine).group_of(draft.mesh))
-    return draft, task
-
-
-# --- settings
+    draft.task = task
+    return ""
 
 
 def _scored_as_trained(settings: Settings, source: Source) -> Settings:
@@ -195,15 +222,6 @@ def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
         raise DataError(f"save_ckpt_path ({run})", "cannot be written", remedy)
 
 
-def _source(settings: FinetuneSettings) -> Source | None:
-    """Return the model to start from or, without training, to score; a model in the run's folder has priority."""
-    run = settings.save_ckpt_path
-    name = settings.pretrained_ckpt_path
-    if not settings.do_training and run and (name is None or Folder(run).newest):
-        return models.find_source(str(run), "--save-ckpt-path")
-    return None if name is None else models.find_source(name)
-
-
 def _another_model(source: Source, problem: str) -> ConfigError:
     remedy = "leave out --no-do-training, or use a model that was"
     return ConfigError(f"{source.folder} ({source.architecture})", problem, remedy)
@@ -223,8 +241,9 @@ class Trained(NamedTuple):
     """Its best checkpoint."""
 
 
-def _train_seeds(draft: Draft[Settings], task: Task) -> bool:
+def _train_seeds(draft: Draft[FinetuneSettings]) -> bool:
     """Train with each seed; return whether a request stopped it."""
+    task = draft.task
     order = draft.order
     begin = draft.start
     orders = [_of_seed(order, order.seed + number) for number in range(order.seeds)]
@@ -234,7 +253,7 @@ def _train_seeds(draft: Draft[Settings], task: Task) -> bool:
         draft.start = replace(begin, folder=folder)
         if order.seeds > 1:
             print_line(f"seed {draft.order.seed}:")
-        trained = _train_and_score(draft, task)
+        trained = _train_and_score(draft)
         if trained is None:
             return True
         if trained.result.samples:
@@ -246,7 +265,7 @@ def _train_seeds(draft: Draft[Settings], task: Task) -> bool:
     return False
 
 
-def _of_seed(order: Settings, seed: int) -> Settings:
+def _of_seed(order: FinetuneSettings, seed: int) -> FinetuneSettings:
     """Return the order of a seed; of several seeds each has its folders."""
     if order.seeds == 1:
         return order
@@ -255,22 +274,19 @@ def _of_seed(order: Settings, seed: int) -> Settings:
     return order.model_copy(update={"seed": seed, **changes})
 
 
-def resolve(draft: Draft[Settings], task: Task, scorer: Scorer | None = None) -> Job:
+def resolve(draft: Draft[Any], scorer: Scorer | None = None) -> Job:
     """Return the training run of one seed, which `scorer` scores."""
     order = draft.order
+    task = draft.task
     assert task.train is not None
     examples = task.train if task.draw is None else task.draw(order.seed)
     plan, reader, sample = open_features(order, examples, draft.mesh, task.reader)
     sets = {**task.development, **task.unlabelled}
     digests = (f"{name} {zlib.crc32(part.tokens.tobytes())}" for name, part in sets.items())
-    assert reader.epoch_size is not None
     per_epoch = -(-reader.epoch_size // plan.examples_per_step)
     draft.start = draft.start.extended(draft.tokenizer)
-    return draft.job(
-        plan=plan,
-        stream=reader,
-        sample=sample,
-        task=task,
+    return replace(
+        draft.job(plan, reader, sample),
         evaluate=None if scorer is None else scorer.evaluate,
         held_out=", ".join(digests),
         evaluate_every=order.evaluate_every_steps or per_epoch,
@@ -278,12 +294,12 @@ def resolve(draft: Draft[Settings], task: Task, scorer: Scorer | None = None) ->
     )
 
 
-def _train_and_score(draft: Draft[Settings], task: Task) -> Trained | None:
+def _train_and_score(draft: Draft[FinetuneSettings]) -> Trained | None:
     """Train and score one seed; return None if it did not reach its end."""
     order = draft.order
-    scorer = Scorer(workload_of(order), task, draft.stop)
+    scorer = Scorer(workload_of(order), draft.task, draft.stop)
     with ExitStack() as locks:
-        job = resolve(draft, task, scorer if order.do_validation else None)
+        job = resolve(draft, scorer if order.do_validation else None)
         built, status = train.run_training(job, locks)
         engine = built.engine
         if status != "finished":
@@ -378,10 +394,11 @@ def _report_seeds(settings: FinetuneSettings, results: Sequence[Result], rank: i
 # --- scoring
 
 
-def _only_score(draft: Draft[Settings], task: Task) -> None:
+def _only_score(draft: Draft[FinetuneSettings]) -> None:
     """Score a model without training. Raises KeyboardInterrupt on a request to stop: there is nothing to save."""
     source = draft.start.source
     assert source is not None
+    task = draft.task
     work = workload_of(draft.order)
     engine = assemble.build_engine(work, draft.mesh, task.labels, trains=False)
     new, _ = start.load_weights(source, engine.weights)

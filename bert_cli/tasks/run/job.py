@@ -1,7 +1,7 @@
 """From an order to a run: `Draft`, the steps that complete it, which `bert doctor` reports one by one, and `Job`."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -109,7 +109,6 @@ class Draft(Generic[Order]):
     stack: ExitStack = field(default_factory=ExitStack)
     """Ends what the steps have begun."""
     start: Start = NEW
-    processes: Processes = resolve.ONE_PROCESS
     mesh: Mesh = field(init=False)
     stop: StopRequest = field(init=False)
     read: Read = field(default_factory=lambda: cache(RecordFolder))
@@ -118,6 +117,7 @@ class Draft(Generic[Order]):
     """The order with the sizes of the model, but not those of the records."""
     tokenizer: TokenizerFolder | None = None
     """The tokenizer of the examples, which is saved with the model; None for synthetic examples."""
+    task: Task = PRETRAINING
     stream: ExampleStream | None = None
     held_out: ExampleStream | None = None
     plan: Plan | None = None
@@ -126,27 +126,41 @@ class Draft(Generic[Order]):
     lines: list[str] = field(default_factory=list)
     """What a run prints of its steps."""
 
-    def take(self, step: "Callable[[Draft[Order]], str]") -> None:
-        """Take a step; rank 0 prints its lines and warnings."""
-        step(self)
-        warnings = [check.warning for check in self.checks if check.warns]
-        if self.processes.rank == 0:
-            for line in (*self.lines, *warnings):
-                print_line(line)
-        self.lines.clear()
-        self.checks.clear()
+    @cached_property
+    def processes(self) -> Processes:
+        """The processes of the run."""
+        cluster = self.order.cluster
+        return find_processes(os.environ, cluster.workers, cluster.rank)
 
-    def job(self, **values: Any) -> Job:
-        """Return the run of the complete order; `values` are the fields of a Job that a draft does not have."""
+    def take(self, steps: "Steps") -> None:
+        """Take steps; rank 0 prints their lines and warnings."""
+        for _, step in steps:
+            step(self)
+            warnings = [check.warning for check in self.checks if check.warns]
+            for line in (*self.lines, *warnings):
+                if self.processes.rank == 0:
+                    print_line(line)
+            self.lines.clear()
+            self.checks.clear()
+
+    def job(self, plan: Plan, stream: Stream, sample: Batch) -> Job:
+        """Return the run of the complete order on these examples."""
         return Job(
             order=self.order,
             work=workload_of(self.order),
             start=self.start,
             mesh=self.mesh,
             stop=self.stop,
+            plan=plan,
+            stream=stream,
+            sample=sample,
             tokenizer=self.tokenizer,
-            **values,
+            task=self.task,
         )
+
+
+Steps = Sequence[tuple[str, Callable[[Draft[Any]], str]]]
+"""Steps from an order to a run, by the names of their findings."""
 
 
 # --- the steps; each returns what it has found as text, "" if it had nothing to do
@@ -173,8 +187,7 @@ def take_sizes(draft: Draft[PretrainSettings]) -> str:
 def choose_layout(draft: Draft[Any]) -> str:
     """Find the processes of the run, and choose the layout and the micro-batch if they are open."""
     order = draft.order
-    cluster = order.cluster
-    processes = draft.processes = find_processes(os.environ, cluster.workers, cluster.rank)
+    processes = draft.processes
     if order.about is not None:
         draft.lines.append(f"{order.about.what}\n{order.about.expect}")
     is_open = workload_of(order).is_open
@@ -293,7 +306,7 @@ def plan_steps(draft: Draft[PretrainSettings]) -> str:
     )
 
 
-STEPS: tuple[tuple[str, Callable[[Draft[PretrainSettings]], str]], ...] = (
+STEPS: Steps = (
     ("model", find_model),
     ("sizes", take_sizes),
     ("layout", choose_layout),
@@ -302,4 +315,4 @@ STEPS: tuple[tuple[str, Callable[[Draft[PretrainSettings]], str]], ...] = (
     ("validation_dir", open_held_out),
     ("plan", plan_steps),
 )
-"""The steps of pre-training from its order to its plan, by the names of their findings."""
+"""The steps of pre-training from its order to its plan."""

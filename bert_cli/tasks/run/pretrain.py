@@ -21,7 +21,7 @@ from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample, identify, sample_of
 from bert_cli.tasks.run import train
-from bert_cli.tasks.run.job import PRETRAINING, STEPS, Draft, Job
+from bert_cli.tasks.run.job import STEPS, Draft, Job
 from bert_cli.tasks.run.resolve import check_output_paths
 from bert_cli.tasks.run.task import Result, compare, kept_baselines
 from bert_cli.train import health, scores
@@ -59,8 +59,7 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
     Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
     draft = Draft(order, stack)
-    for _, step in STEPS:
-        draft.take(step)
+    draft.take(STEPS)
     order = draft.order
     stream = draft.stream
     plan = draft.plan
@@ -68,19 +67,19 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
     assert plan is not None
     if description := stream.describe(plan.examples):
         print_line("\n".join(description))
-    held_out = draft.held_out
     examples = order.evaluation_examples
-    baselines = None
-    if held_out is not None and order.baselines:
-        baselines = partial(unigram, stream, held_out, examples)
-    return draft.job(
-        plan=plan,
-        stream=stream,
-        sample=stream.first_micro_batches(len(draft.mesh.devices)),
-        evaluate=None if held_out is None else partial(evaluate, held_out, examples),
+    job = draft.job(plan, stream, stream.first_micro_batches(len(draft.mesh.devices)))
+    if draft.tokenizer is not None:
+        job = replace(job, unigram_entropy=health.unigram_entropy(stream))
+    held_out = draft.held_out
+    if held_out is None:
+        return job
+    baselines = partial(unigram, stream, held_out, examples) if order.baselines else None
+    return replace(
+        job,
+        evaluate=partial(evaluate, held_out, examples),
         evaluate_every=order.evaluate_every_steps,
-        task=replace(PRETRAINING, baselines=baselines),
-        unigram_entropy=health.unigram_entropy(stream) if draft.tokenizer else None,
+        task=replace(job.task, baselines=baselines),
     )
 
 

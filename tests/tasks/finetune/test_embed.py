@@ -18,6 +18,7 @@ from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.run import finetune, resolve
+from bert_cli.tasks.run.job import Draft
 from bert_cli.train.checkpoint import complete_checkpoints
 
 
@@ -195,5 +196,7 @@ def test_pooling_and_length_of_the_model_are_the_defaults(given, expected, home,
     values |= {"cache_dir": None, "save_ckpt_path": tmp_path / "run"}
     settings = EmbedSettings.model_validate(values)
     with ExitStack() as stack:
-        used = finetune.prepare(settings, embed.build, stack)[0].order
+        draft = Draft(settings, stack)
+        draft.take(finetune.steps_of(embed.build))
+    used = draft.order
     assert (used.pooling, used.max_seq_length) == expected

@@ -56,10 +56,6 @@ def the_finding(check, *arguments, **options) -> Finding:
     return only
 
 
-def draft(settings: PretrainSettings, processes: Processes = ONE) -> job.Draft:
-    return job.Draft(settings, processes=processes)
-
-
 def examined(folder: Path, **changes: object) -> list[Finding]:
     return doctor.examine(settings_of(folder, **changes), Report(quiet=True)).findings
 
@@ -132,7 +128,7 @@ def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monk
     with monkeypatch.context() as patch:
         for free, level in ((3 * each, "ok"), (3 * each - 1, "error")):
             patch.setattr(examine, "free_bytes", lambda _, free=free: free)
-            assert of("disk", findings(examine.check_folder, draft(settings))).level == level
+            assert of("disk", findings(examine.check_folder, job.Draft(settings))).level == level
     values = of("disk", examined(tmp_path, keep_every_steps=10, total_num_train_samples=800)).values
     assert values["kept"] == 3 + 10 and values["needed"] == 14 * values["checkpoint"]
     (tmp_path / "file").write_text("")
@@ -143,10 +139,10 @@ def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monk
     ):
         words = flags_of(FLAGS, save_ckpt_path=folder or False, **flag)
         settings = load(CHECKED, words, "bert doctor pretrain")[0]
-        one = the_finding(examine.check_folder, draft(settings))
+        one = the_finding(examine.check_folder, job.Draft(settings))
         assert one.level == level and message in one.found
     monkeypatch.setattr(machine, "file_system", lambda _: "tmpfs")
-    warning, disk = findings(examine.check_folder, draft(settings_of(tmp_path)))
+    warning, disk = findings(examine.check_folder, job.Draft(settings_of(tmp_path)))
     assert (warning.level, disk.level) == ("warning", "ok")
     assert "lost when the machine restarts" in warning.found
 
@@ -159,7 +155,7 @@ def test_the_loss_of_a_run_that_has_begun_is_compared_with_the_unigram_entropy(
     run = write_run(tmp_path / "run", 1, total=3000, masking={}, **rate)
     row = {"mlm_loss": loss, "tokens": 1600.0, "unigram_entropy": 6.9}
     write_metrics(run, ((n, row) for n in range(2900, 3001)), mode="a")
-    finding = of("loss so far", findings(examine.check_folder, draft(settings_of(tmp_path))))
+    finding = of("loss so far", findings(examine.check_folder, job.Draft(settings_of(tmp_path))))
     assert finding.level == level
     assert ("is not below the unigram entropy" in finding.found) == (level == "warning")
     assert bool(finding.remedy) == (level == "warning")
