@@ -72,7 +72,6 @@ def of_jax(size: int) -> tuple[float, float]:
             "pretrain_base_128_phase1",
             "--precision",
             "mixed_bfloat16",
-            "--no-checkpoint",
             "--generated-dataset",
         ]
         words += ["--parallel.layout", *LAYOUT.split(), "--global-batch.replicas", "1"]

@@ -168,7 +168,7 @@ def seconds_of_squad(micro_batches: int, parallel: dict[str, Any], cores: str) -
         config, output = Path(folder, "config.json"), Path(folder, "output.json")
         config.write_text(json.dumps(settings), encoding="utf-8")
         command = ["taskset", "--cpu-list", cores, sys.executable, "-m", "bert_cli", "bench"]
-        command += ["squad", "--config", str(config), "--json", str(output), "--no-checkpoint"]
+        command += ["squad", "--config", str(config), "--json", str(output)]
         command += ["--steps", "7", "--warmup-steps", "2"]
         environment = {**os.environ, "TF_NUM_INTRAOP_THREADS": "1"}
         subprocess.run(command, capture_output=True, check=True, env=environment)

@@ -38,6 +38,3 @@ class BenchRunSettings(TrainSettings, JsonSettings, Shared):
     """Number of measured steps."""
     warmup_steps: Annotated[int, Field(ge=0)] = 3
     """Number of steps before the measurement."""
-    checkpoint: bool = True
-    """Save a checkpoint after the steps, to measure how long the run pauses and how long writing takes. It is written
-    into the folder of temporary files (TMPDIR) and deleted."""

@@ -1,16 +1,14 @@
-"""Measure a training run: its steps, memory, the time of a checkpoint, and the rate of matrix products.
+"""Measure a training run: its steps, their parts, memory, and the rate of matrix products.
 
 The run is an ordinary one without a folder, with a hook that times its steps. The metrics cover all processes.
 """
 
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
-from pathlib import Path
 
 import keras
 from keras import ops
@@ -19,7 +17,6 @@ from bert_cli.config.bench import BenchRunSettings
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.io.manifest import package_versions
-from bert_cli.errors import DataError, DeviceError
 from bert_cli.files import JSONObject, is_stdout
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.planning.flops import model_flops, shape_of
@@ -31,18 +28,13 @@ from bert_cli.tasks.run import train as training
 from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.job import Draft, Job
 from bert_cli.tasks.run.resolve import runtime
-from bert_cli.train import checkpoint
-from bert_cli.train.loop import Hook, Info, copy_state, gather_shards
+from bert_cli.train.loop import Hook, Info
 
 Step = dict[str, float]
 """The seconds of a step since the end of the previous step, the seconds of its `PARTS`, and the numbers of examples,
 tokens, positions and operations; `skipped` counts the steps so far whose gradient was not finite."""
 PARTS = ("input_wait", "forward_backward", "reduction", "optimizer")
 """The measured parts of a step; the rest is `other`."""
-CHECKPOINT = ("checkpoint_wait_seconds", "checkpoint_write_seconds")
-"""Seconds that a run waits while its state is copied, and seconds of writing it in the background."""
-FAILED = [-1.0, -1.0]
-
 LOG_EVERY_STEPS = 1000
 """Steps between the lines of a measurement, besides the lines of the first and the last step: a line takes time."""
 ROUNDS = 7
@@ -59,7 +51,6 @@ class Timer:
     def __init__(self, synchronize: Callable[[], None]) -> None:
         """`synchronize` waits for devices that work asynchronously: it ends each part."""
         self.synchronize = synchronize
-        self.start_seconds: dict[str, float] = {}
         self.parts: dict[str, float] = {}
         """The seconds of the parts of the current step."""
         self.steps: list[Step] = []
@@ -74,10 +65,9 @@ class Timer:
         finally:
             self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - began
 
-    def __call__(self, run: Run, seconds_built: float, seconds_traced: float) -> Hook:
+    def __call__(self, run: Run) -> Hook:
         """Return the hook of a run that is about to take its first step."""
         work = run.job.work
-        self.start_seconds = {"building": seconds_built, "tracing": seconds_traced}
         run.engine.record = self.part
         began = time.perf_counter()
 
@@ -110,18 +100,13 @@ class Timer:
         ]
 
 
-def measure(settings: BenchRunSettings, start_seconds: Mapping[str, float]) -> JSONObject | None:
-    """Measure a run and return its metrics; None on ranks above 0.
-
-    `start_seconds` are the parts of the time since the process began. Raises SystemExit on a request to stop.
-    """
+def measure(settings: BenchRunSettings) -> JSONObject | None:
+    """Measure a run and return its metrics; None on ranks above 0. Raises SystemExit on a request to stop."""
     json_only = is_stdout(settings.json_file)
     with ExitStack() as stack, redirect_stdout(sys.stderr) if json_only else nullcontext():
-        began = time.perf_counter()
         job = resolve(settings, stack)
         synchronize = runtime(settings.engine).synchronize
         synchronize()  # TensorFlow initializes its devices only now
-        seconds = {**start_seconds, "devices": time.perf_counter() - began}
         bytes_before = _device_memory(job)[0]
         warmup = settings.warmup_steps
         print_line(f"bench: {warmup} warm-up steps, then {settings.steps} measured steps")
@@ -131,14 +116,10 @@ def measure(settings: BenchRunSettings, start_seconds: Mapping[str, float]) -> J
             print_line("bench: stopped before its last step; nothing was measured")
             raise SystemExit(130)
         group = run.engine.group
-        steps = timer.complete_steps(group)
-        seconds |= {**timer.start_seconds, "first_step": steps[0]["seconds"]}
-        metrics = summarize(steps, warmup) | _memory(run, bytes_before)
-        metrics |= _checkpoint(run) if settings.checkpoint else dict.fromkeys(CHECKPOINT)
+        metrics = summarize(timer.complete_steps(group), warmup) | _memory(run, bytes_before)
         rate = _product_rate(run)
         metrics["matmul_flops_per_second"] = rate
         metrics["flops_utilisation"] = metrics["flops_per_second"] / rate
-        metrics["start_seconds"] = {**seconds, "total": sum(seconds.values())}
         group.barrier()
         return {**metrics, **_description(settings, job)} if group.rank == 0 else None
 
@@ -217,33 +198,6 @@ def _device_memory(job: Job) -> tuple[int, int]:
     return runtime(job.work.engine).used_memory(job.mesh)
 
 
-def _checkpoint(run: Run) -> dict[str, float | None]:
-    """Return the seconds of a checkpoint, or None, with a message, if it cannot be written."""
-    group = run.engine.group
-    group.barrier()
-    if group.rank > 0:
-        gather_shards(run.state)
-    seconds = list(map(float, group.broadcast(_save(run) if group.rank == 0 else FAILED)))
-    return dict(zip(CHECKPOINT, seconds if seconds[0] >= 0 else (None, None), strict=True))
-
-
-def _save(run: Run) -> list[float]:
-    """Write a checkpoint and remove it; return the seconds of the copy and of the writing, or `FAILED`."""
-    job = run.job
-    try:
-        with tempfile.TemporaryDirectory(prefix=".bench_") as inner:
-            began = time.perf_counter()
-            state = copy_state(run.state)
-            copied_at = time.perf_counter()
-            checkpoint.save(Path(inner), state, run.form, fixed=job.fixed, settings=job.record)
-            return [copied_at - began, time.perf_counter() - copied_at]
-    except (OSError, DataError, DeviceError) as error:
-        if run.engine.group.world_size > 1:
-            raise  # the other processes wait inside the save
-        print_line(f"checkpoint: not measured ({error})")
-        return FAILED
-
-
 def _description(settings: BenchRunSettings, job: Job) -> JSONObject:
     plan = job.plan
     mesh = job.mesh
@@ -256,7 +210,6 @@ def _description(settings: BenchRunSettings, job: Job) -> JSONObject:
         "micro_batch_size": plan.micro_batch_size,
         "micro_batches_per_step": plan.micro_batches_per_step,
         "precision": settings.precision,
-        "checkpoint_every_minutes": settings.checkpoint_every_minutes,
         "machine": {
             **machine.description(),
             "devices": mesh.kind,

@@ -31,8 +31,8 @@ from bert_cli.train.loop import BackgroundWriter, Every, Hook, Info, StoppedWhil
 from bert_cli.train.metrics import HELD_OUT, Forecast, Pace, ProgressBar
 
 Status = Literal["finished", "stopped"]
-Timer = Callable[[Run, float, float], Hook]
-"""Returns a hook that is called first after each step, for a run that took so many seconds to build and to trace."""
+Timer = Callable[[Run], Hook]
+"""Returns a hook that is called first after each step of a run."""
 
 
 def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tuple[Run, Status]:
@@ -50,7 +50,7 @@ def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tupl
     stack.enter_context(watchdog(group))
     saving.load_state(run, stack)
     seconds_built = time.monotonic() - began
-    if saves and not _score_resumed(run):
+    if saves and not _score_start(run):
         return run, "stopped"
     if state.step >= plan.total_steps or _stops_early(run):
         _check_updates(run)
@@ -132,16 +132,12 @@ def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None
     last = last if job.order.saves else min(state.step + job.unsaved_steps, last)
     writer = stack.enter_context(BackgroundWriter())
     save = saving.saver(run, writer) if job.order.saves else None
-    seconds_traced = 0.0
     traced = "tracing is part of the first step"
     if not engine.compiles_in_first_step:
         began = time.monotonic()
         engine.compile(job.task.prepare(engine, job.sample, UpdateRequest()))
-        seconds_traced = time.monotonic() - began
-        traced = f"traced in {seconds_traced:.1f} s"
+        traced = f"traced in {time.monotonic() - began:.1f} s"
     print_line(f"built in {seconds_built:.1f} s; {traced}")
-    if save is not None and job.order.pretrained_ckpt_path and state.step == 0:
-        _score_start(run)
     batches = read_ahead(job.stream, state.step, last)
     forecast = _forecast(run)
     if engine.asks_before_each_micro_batch:
@@ -150,7 +146,7 @@ def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None
         hooks = _hooks(run, last, save, bar, forecast, stack)
         hooks.append((lambda info: writer.check(), Every(steps=1)))
         if timer is not None:
-            hooks.insert(0, (timer(run, seconds_built, seconds_traced), Every(steps=1)))
+            hooks.insert(0, (timer(run), Every(steps=1)))
 
         def stops() -> bool:
             # All processes stop at the same step.
@@ -303,29 +299,22 @@ def _stops_early(run: Run) -> bool:
     return bool(run.engine.group.broadcast([worse_steps >= job.early_stop * every])[0])
 
 
-def _score_start(run: Run) -> None:
-    """Score a model that is pre-trained further before its first step."""
-    if run.job.evaluate is None or run.job.task.best:
-        return
-    info = Info(0, {}, {}, 0.0)
-    _evaluate(run, info)
-    if run.is_first_rank:
-        metrics.jsonl_reporter(run.job.folder / METRICS, -1)(0, info.metrics)
+def _score_start(run: Run) -> bool:
+    """Score the state from which the run starts if that is due; return False when stopped.
 
-
-def _score_resumed(run: Run) -> bool:
-    """Score the checkpoint that the run continues from if that is due; return False when stopped.
-
-    It has no score if the run was killed between the save and the score, or was trained without scores.
+    Pre-training scores the model that it trains further. The checkpoint that fine-tuning continues from has no score if
+    the run was killed between the save and the score, or was trained without scores.
     """
     job = run.job
     step = run.state.step
-    last = job.plan.total_steps
-    if not job.task.best or job.evaluate is None or step == 0:
-        return True
-    best = checkpoint.read_best(job.folder) if run.is_first_rank else None
-    scored = run.engine.group.broadcast([best.scored if best else 0])[0]
-    if not Every(steps=job.evaluate_every, last_step=last).due(step) or scored >= step:
+    if job.task.best:
+        best = checkpoint.read_best(job.folder) if run.is_first_rank else None
+        scored = run.engine.group.broadcast([best.scored if best else 0])[0]
+        every = Every(steps=job.evaluate_every, last_step=job.plan.total_steps)
+        is_due = step > scored and every.due(step)
+    else:
+        is_due = step == 0 and job.order.pretrained_ckpt_path is not None
+    if job.evaluate is None or not is_due:
         return True
     info = Info(step, {}, {}, 0.0)
     _evaluate(run, info)

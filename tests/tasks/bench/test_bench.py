@@ -9,7 +9,6 @@ import pytest
 from support.bert import run_bert, start_bert
 
 from bert_cli.cli import main
-from bert_cli.errors import DataError
 
 # Before the first run, so that the CPU is split into logical devices for all of them.
 pytest.importorskip("tensorflow")
@@ -36,13 +35,13 @@ ENDINGS = {
     "per_second": ("examples", "tokens", "positions", "flops", "matmul_flops"),
     "fraction": FRACTIONS,
     "bytes": ("peak_memory", "memory_growth", "host_peak_memory"),
-    "seconds": ("checkpoint_wait", "checkpoint_write", "step", "start"),
+    "seconds": ("step",),
 }
 KEYS = {
     *(f"{name}_{ending}" for ending, names in ENDINGS.items() for name in names),
     *("flops_utilisation", "steps", "warmup_steps", "skipped_steps", "what", "input"),
     *("examples_per_step", "micro_batch_size", "micro_batches_per_step", "precision"),
-    *("checkpoint_every_minutes", "machine", "versions", "settings"),
+    *("machine", "versions", "settings"),
 }
 
 
@@ -72,10 +71,6 @@ def check(metrics):
     examples = metrics["examples_per_second"] * step["median"]
     # All steps have the same number of synthetic examples, so rate and median step agree.
     assert examples == pytest.approx(metrics["examples_per_step"], rel=1e-6)
-    start = metrics["start_seconds"]
-    parts = {"python_and_settings", "imports", "devices", "building", "tracing", "first_step"}
-    assert set(start) == {*parts, "total"} and 0.0 < start["python_and_settings"] < 24 * 3600
-    assert start["total"] == pytest.approx(sum(start[name] for name in parts))
     assert metrics["peak_memory_bytes"] > metrics["memory_growth_bytes"] >= 0
     assert metrics["machine"]["cores"] >= 1 and "tensorflow" in metrics["versions"]
 
@@ -88,36 +83,26 @@ def test_a_measurement_of_pre_training_leaves_only_its_metrics(tmp_path, capsys,
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     check(metrics)
     assert metrics["input"] == "synthetic"
-    assert min(metrics["checkpoint_wait_seconds"], metrics["checkpoint_write_seconds"]) > 0.0
     assert list(disk.iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "metrics.json", "disk"}
     out = capsys.readouterr().out
-    for name in ("examples/s", "model FLOPs utilisation", "input wait", "tracing", "checkpoint"):
+    for name in ("examples/s", "model FLOPs utilisation", "input wait"):
         assert name in out
 
 
-def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(
-    tmp_path, capsys, monkeypatch
-):
-    """A checkpoint that cannot be written costs only its metrics."""
-
-    def refuse(*_, **__):
-        raise DataError("step_00000003", "cannot be written (No space left on device)")
-
-    monkeypatch.setattr(measure.checkpoint, "save", refuse)
+def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(tmp_path, capsys):
     line = words(tmp_path, config={**SMALL, "max_sequences_per_pack": 3})
     assert main([*line, "--json", "-"]) == 0
     printed = capsys.readouterr()
-    assert "measured steps" in printed.err and "checkpoint: not measured" in printed.err
+    assert "measured steps" in printed.err
     metrics = json.loads(printed.out)
-    assert metrics["checkpoint_wait_seconds"] is metrics["checkpoint_write_seconds"] is None
     packs = metrics["positions_per_second"] / 40
     assert 1.2 * packs < metrics["examples_per_second"] < 3.0 * packs
 
 
 @pytest.mark.slow
 def test_a_request_to_stop_ends_a_measurement_without_metrics(tmp_path):
-    line = [*words(tmp_path, "--no-checkpoint"), "--steps", "1000000"]
+    line = [*words(tmp_path), "--steps", "1000000"]
     with start_bert(*line, stdout=subprocess.PIPE) as process:
         for printed in process.stdout:
             if "measured steps" in printed:
