@@ -166,7 +166,7 @@ class PlotSettings(Settings):
 
 
 class CompareSettings(JsonSettings):
-    """Show the settings that differ between two runs, their scores and the interval of the difference.
+    """Show the settings that differ between two runs, and the difference of their scores with its interval.
 
     A folder of several seeds (seed_1984/, ...) counts as one run, with the mean of its scores.
     Example: bert compare runs/adamw runs/lamb

@@ -26,7 +26,6 @@ from bert_cli.train.scores import read_samples
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
 Value = TypeVar("Value")
-SIDES = ("first", "second")
 MAX_METRICS = 3
 """Metrics in a cell of the list; JSON has all."""
 
@@ -139,7 +138,10 @@ def _metrics_cell(metrics: Mapping[str, float | None]) -> str:
 
 
 def compare(settings: CompareSettings) -> None:
-    """Print the differences between two runs as tables or write them as JSON. Raises DataError for other folders."""
+    """Print the settings that differ between two runs, and how much their scores differ, or write both as JSON.
+
+    Raises DataError for other folders.
+    """
     folders = {"first": settings.first, "second": settings.second}
     sides = [_open(folder, where) for where, folder in folders.items()]
     if settings.first.resolve() == settings.second.resolve():
@@ -151,59 +153,42 @@ def compare(settings: CompareSettings) -> None:
     differing = summary.differing_settings(
         [row[0] | summary.differing_settings(row) for row in rows]
     )
-    scores = _scores(sides)
-    runs_of = [
-        {
-            "name": f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name,
-            "folders": [str(entry.folder) for entry in runs],
-            "what": runs[0].kind,
-            "states": [entry.state for entry in runs],
-        }
-        for name, runs in zip(names, sides, strict=True)
-    ]
-    described = {
-        name: {what: score.as_json for what, score in row.items()} for name, row in scores.items()
+    gains = _gains(*sides)
+    values: JSONObject = {
+        "runs": names,
+        "settings": differing,
+        "differences": {name: gain.as_json for name, gain in gains.items()},
     }
-    values: JSONObject = {"runs": runs_of, "settings": differing, "scores": described}
     output_json(settings.json_file, values)
     if is_stdout(settings.json_file):
         return
-    titles = [str(side["name"]) for side in runs_of]
+    titles = [
+        f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
+        for name, runs in zip(names, sides, strict=True)
+    ]
     if differing:
         cells = [(name, *map(summary.value_in_words, pair)) for name, pair in differing.items()]
         print_table(("settings that differ", *titles), cells)
     else:
         print_line("Both have the same settings.")
-    print_line("")
-    if scores:
-        print_table(("score", *titles, "difference"), [*map(_cells, scores, scores.values())])
-        print_line(
-            "\nIn brackets are 95 % intervals; there is a difference if both scored the same examples."
-        )
+    if gains:
+        print_line(f"\nDifferences of {titles[1]} from {titles[0]}, with 95 % intervals:")
+        for name, gain in gains.items():
+            print_line(f"{name.replace('_', ' ')}: {gain:+.4f}, n {gain.n:,}")
     else:
-        print_line("Neither has scores; `bert plot` draws their losses.")
+        print_line("\nNo score of both is of the same examples; `bert plot` draws their losses.")
 
 
-def _scores(sides: Sequence[Sequence[Run]]) -> dict[str, dict[str, Score]]:
-    """Return the scores of both sides and, where these scored the same examples, their difference."""
-    samples = [[read_samples(entry.folder) for entry in runs] for runs in sides]
-    scores: dict[str, dict[str, Score]] = {}
-    for name in dict.fromkeys(name for runs in samples for run in runs for name in run):
-        first, second = ([run[name] for run in runs if name in run] for runs in samples)
-        both = (second, first) if first and second else ([], [])
-        pairs = {"first": (first, []), "second": (second, []), "difference": both}
-        scores[name] = {
-            what: difference(*pair)
-            for what, pair in pairs.items()
-            if len({sample.examples.digest for side in pair for sample in side}) == 1
-        }
-    return scores
-
-
-def _cells(name: str, row: Mapping[str, Score]) -> tuple[str, ...]:
-    sides = [f"{row[side]:.4f}, n {row[side].n:,}" if side in row else "-" for side in SIDES]
-    change = f"{row['difference']:+.4f}" if "difference" in row else ""
-    return name.replace("_", " "), *sides, change
+def _gains(first: Sequence[Run], second: Sequence[Run]) -> dict[str, Score]:
+    """Return the difference of each score that all runs have on the same examples."""
+    samples = [[read_samples(entry.folder) for entry in runs] for runs in (first, second)]
+    every = [scored for runs in samples for scored in runs]
+    gains: dict[str, Score] = {}
+    for name in every[0]:
+        if len({scored[name].examples.digest if name in scored else "" for scored in every}) == 1:
+            before, after = ([scored[name] for scored in runs] for runs in samples)
+            gains[name] = difference(after, before)
+    return gains
 
 
 def _open(folder: Path, where: str) -> list[Run]:
