@@ -22,6 +22,7 @@ from bert_cli.data.tokens.notation import COPY_AGAIN
 from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, check_regular, read_json
+from bert_cli.processes import print_line
 from bert_cli.statistics import Examples, Sample, identify, linked, plain, sample_of
 
 Floats = npt.NDArray[np.float32]
@@ -46,18 +47,26 @@ DEPTHS = (10, 100)  # of the recall; nDCG uses the first
 def read_texts(path: Path, columns: Sequence[str]) -> list[list[str]]:
     """Return the texts of each row of a table, or of each line of a .txt. Raises DataError for an empty text."""
     rows = []
-    for where, row in tables.table_rows(path, columns, Counter()):
+    for where, row in _rows(path, columns):
         rows.append([tables.text_of(row, name, where) for name in columns])
         if not all(text.strip() for text in rows[-1]):
             raise DataError(where, "has an empty text", "remove the row or fill it in")
     return rows
 
 
+def _rows(path: Path, columns: Sequence[str]) -> tables.Rows:
+    """Yield the rows of a table that have text, and print how many have none."""
+    remarks: Counter[str] = Counter()
+    yield from tables.table_rows(path, columns, remarks)
+    for remark, number in remarks.items():
+        print_line(f"{path}: {number:,} {remark}")
+
+
 def read_similarities(path: Path) -> tuple[list[list[str]], Floats]:
     """Return pairs of texts and the score of each. Raises DataError for a score that is not a number."""
     pairs = []
     scores = []
-    for where, row in tables.table_rows(path, ("sentence1", "sentence2", "score"), Counter()):
+    for where, row in _rows(path, ("sentence1", "sentence2", "score")):
         pairs.append([tables.text_of(row, name, where) for name in ("sentence1", "sentence2")])
         scores.append(_number(label_of(row, "score", where), where))
     if len({*scores}) < 2:

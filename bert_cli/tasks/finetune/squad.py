@@ -96,8 +96,10 @@ def _evaluate(
     predictions = result.predictions
     threshold = settings.null_score_diff_threshold
     run_files: dict[str, JSONObject] = {}
+    note = ""
     if settings.version_2:
         if threshold is None:
+            note = ", with the threshold of no answer chosen on the same questions"
             threshold = squad_windows.best_null_threshold(result.null_odds, predictions, questions)
         predictions = squad_windows.with_null_threshold(predictions, result.null_odds, threshold)
         run_files[squad_windows.NULL_THRESHOLD] = {"threshold": threshold}
@@ -118,4 +120,4 @@ def _evaluate(
         for name, sample in samples.items()
         if name.endswith("exact")  # of 2.0
     }
-    return Result(samples, write, run_files=run_files, counts=counts)
+    return Result(samples, write, run_files=run_files, counts=counts, note=note)

@@ -35,6 +35,13 @@ def retrieval_scores(queries, documents, relevant):
     return values(embeddings.retrieval_samples(embeddings.ranked(queries, documents), judged))
 
 
+def test_rows_without_text_are_skipped_and_counted(tmp_path, capsys):
+    path = tmp_path / "pairs.csv"
+    path.write_text("anchor,positive\na,b\n,\n , \nc,d\n")
+    assert embeddings.read_texts(path, ["anchor", "positive"]) == [["a", "b"], ["c", "d"]]
+    assert capsys.readouterr().out == f"{path}: 2 rows without text or label, skipped\n"
+
+
 def test_the_last_of_contradictory_judgements_counts(read):
     retrieval = read("a\td0\t2", "b\td1\t0", "a\td0\t0", "b\td1\t3", "a\td2\t1")
     assert list(retrieval.queries) == ["text a", "text b"]
