@@ -73,14 +73,12 @@ def _print_layout(work: Workload, default: str, length: str) -> None:
     batch = work.batch
     parallel = work.parallel
     stages, mapping = stages_of(work)
-    pipeline = f"{count(len(stages), 'stage')} on {count(len(estimate(work)), 'device')}"
-    shape = f"{count(batch.replicas, 'replica')} of {pipeline}"
     model = work.model
     print_line(
         f"model: {model.architecture}, {count(model.num_hidden_layers, 'layer')} of {model.hidden_size}{default}, "
         f"{layout.parameters(work) / 1e6:.1f} M parameters, precision {work.precision}\n"
         f"{length}\n"
-        f"  {layout.shape(work) if work.engine == 'jax' else shape}, each "
+        f"  {layout.shape(work)}, each "
         f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
         f"{'recomputing each layer' if parallel.recompute else 'no recomputation'}\n"
     )

@@ -73,7 +73,7 @@ def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_
 
 def test_the_chosen_layout_as_flags_is_that_layout_and_unused_devices_are_reported(capsys):
     for engine, flags, layout, devices in (
-        ("tensorflow", ["--memory", "4GB"], "3 stages on 2 devices", 2),
+        ("tensorflow", ["--memory", "4GB"], "4 replicas of 2 devices, each", 2),
         ("jax", ["--memory", "3GB", "--parallel.tensor", "2"], "4 replicas of 2 devices in ", 1),
     ):
         base = [*BASE, "--engine", engine]
@@ -84,7 +84,7 @@ def test_the_chosen_layout_as_flags_is_that_layout_and_unused_devices_are_report
         assert rows(capsys.readouterr().out) == rows(text) and len(rows(text)) == devices
     assert main([*BASE, *AUTO, "--devices", "7", "--memory", "80GB"]) == 0
     text = capsys.readouterr().out
-    assert "6 replicas of 1 stage on 1 device" in text and "1 of 7 devices unused" in text
+    assert "6 replicas of 1 device, each" in text and "1 of 7 devices unused" in text
 
 
 # The peak memory of a process, measured by itself: getrusage of a child includes its parent's.
