@@ -107,7 +107,7 @@ def engine_of(work: Workload, kind: str, devices: list[Any]) -> AheadOfTimeEngin
     names = tuple((f"jax:{kind}:{replica}",) for replica in range(layout.replicas))
     shape = layout.replicas, *layout.tensor_shape
     grid = Grid(np.array(devices[: math.prod(shape)]).reshape(shape), AXES)
-    model = model_of(work, work.head.outputs)
+    model = model_of(work, 2)
     blocks: dict[str, Any] = {}
     build: Any = partial(cast(Any, model.blocks), seed=None)  # without initial values
     jax.eval_shape(lambda: blocks.update(build()))  # Keras' variables become shapes
@@ -120,7 +120,7 @@ def micro_batch_of(order: Any, work: Workload) -> Any:
     batching = Batching(size, size)
     if isinstance(order, PretrainSettings):
         return corpora.synthetic(order, batching).first_micro_batches(1)
-    features = synthetic_examples(work, size, work.head.outputs)
+    features = synthetic_examples(work, size, 2)
     return FeatureReader(features, batching, work.seed, work.max_seq_length)[0]
 
 

@@ -55,8 +55,6 @@ class Head(Block):
     """Whether the head has logits per position [B, S, ...] instead of per example [B, ...]."""
     has_label_names: bool = False
     """Whether config.json names the outputs."""
-    outputs: int = 1
-    """Outputs for synthetic examples of a task without names of labels."""
     predictor: str = "bert_cli.tasks.run.vectors:Embedding"
     """Class that answers the task."""
     synthetic: str = "bert_cli.data.finetune.synthetic:example_labels"
@@ -134,7 +132,6 @@ QUESTION_ANSWERING = Head(
     needs=("qa_head",),
     predictor="bert_cli.tasks.use.predictions:QuestionAnswering",
     is_per_position=True,
-    outputs=2,
     synthetic="bert_cli.data.finetune.synthetic:span_labels",
 )
 SEQUENCE_CLASSIFICATION = Head(

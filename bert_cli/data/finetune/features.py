@@ -9,11 +9,11 @@ import hashlib
 import json
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +109,15 @@ class Features:
         windows = np.diff(first, append=len(self.owner))
         return np.add.reduceat(values, first) / windows[:, None].astype(values.dtype)
 
+    def put(self, outputs: Array, numbers: Numbers, values: Array) -> None:
+        """Put values of these examples into `outputs` [n, L], or values of their positions into [T, L]."""
+        if values.ndim == outputs.ndim:
+            outputs[numbers] = values
+        else:
+            inside = np.arange(values.shape[1]) < self.lengths[numbers, None]
+            index = self.starts[numbers, None] + np.arange(values.shape[1])
+            outputs[index[inside]] = values[inside]
+
     def take(self, numbers: Numbers) -> "Features":
         """Return the examples of these numbers, in this order, without columns by position."""
         lengths = self.lengths[numbers]
@@ -191,6 +200,28 @@ def by_length(features: Features, micro_batch_size: int) -> list[Numbers]:
     """Return the numbers of all examples in batches of similar length, the longest first."""
     order = np.argsort(-features.lengths, kind="stable")
     return [order[s : s + micro_batch_size] for s in range(0, len(order), micro_batch_size)]
+
+
+def outputs_of(
+    features: Features,
+    batches: Iterable[Numbers],
+    predict: Callable[[Batch], Sequence[Any]],
+    shape: tuple[int, int] | None = None,
+) -> Iterator[tuple[Numbers, Batch, list[Array]]]:
+    """Yield the numbers of the examples of batches, their columns and what `predict` returns for these.
+
+    A function that is traced for each shape has few: with `shape`, batches have so many examples, their own again, and
+    one of the `LENGTHS` of at most so many positions.
+    """
+    for numbers in batches:
+        rows = numbers
+        length = int(features.lengths[numbers].max())
+        if shape is not None:
+            rows = np.resize(numbers, shape[0])
+            length = padded_length(length, shape[1])
+        columns = features.batch(rows, length)
+        outputs = [np.asarray(values)[: len(numbers)] for values in predict(columns)]
+        yield numbers, {name: column[: len(numbers)] for name, column in columns.items()}, outputs
 
 
 @dataclass(eq=False)

@@ -22,17 +22,12 @@ from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Logits, Result, Task
 from bert_cli.text import count
 
-SYNTHETIC_LABELS = (
-    "O", *(f"{prefix}-{kind}" for kind in ("LOC", "MISC", "ORG", "PER") for prefix in "BI")
-)  # fmt: skip
-"""The labels of CoNLL-2003."""
-
 
 def run(settings: NerSettings) -> None:
     """Fine-tune on the sentences and score held-out sentences; raises the errors of `finetune.run`."""
     needs = {"train_file": settings.do_training, "validation_file": settings.do_validation}
     required = [name for name in needs if needs[name]]
-    finetune.run(settings, finetune.steps_of(build, required, SYNTHETIC_LABELS))
+    finetune.run(settings, finetune.steps_of(build, required))
 
 
 def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:

@@ -59,22 +59,15 @@ FEW = 500
 METRICS = "accuracy", "macro_f1"  # of the user's table
 MOST_PRINTED = 12  # labels of a printed table; files have all
 MOST_CONFUSED = 1000  # labels of a written confusion matrix
-PUBLISHED_LABELS = {
-    "tnews": tuple(str(label) for label in range(100, 117) if label not in (105, 111)),
-    "iflytek": tuple(str(label) for label in range(119)),
-}
-"""Labels of tasks that read them from files; for synthetic examples, which have no files."""
 
 
 def run(settings: ClassifySettings | GlueSettings) -> None:
     """Fine-tune on labelled texts and score held-out texts; raises the errors of `finetune.run`."""
     if isinstance(settings, GlueSettings):
-        name = str(settings.glue_task)
-        labels = PUBLISHED_LABELS.get(name, TASKS[name].label_names)
-        steps = finetune.steps_of(build_glue, ("dataset_dir",), labels)
+        steps = finetune.steps_of(build_glue, ("dataset_dir",))
     else:
         scores_only = settings.validation_file is not None and not settings.do_training
-        steps = finetune.steps_of(build, () if scores_only else ("train_file",), ("0", "1"))
+        steps = finetune.steps_of(build, () if scores_only else ("train_file",))
     finetune.run(settings, steps)
 
 

@@ -75,10 +75,13 @@ def with_rows_for_records(
     return order
 
 
-def describe_vocabulary(configured: BertConfig, rows: int, stream: ExampleStream) -> Iterator[str]:
+def describe_vocabulary(
+    configured: BertConfig, order: PretrainSettings, read: Read
+) -> Iterator[str]:
     """Yield lines on rows of the word embeddings that differ from the settings or the vocabulary of the records."""
     before = configured.vocab_size
-    pieces = next((source.corpus["vocab_size"] for source in stream.sources), rows)
+    rows = order.bert_config.vocab_size
+    pieces = next((corpus["vocab_size"] for corpus in _on_disk(order, read)), rows)
     if rows != before:
         origin = "in the records" if rows == pieces else "in the model"
         is_changed = is_set(configured, "vocab_size")

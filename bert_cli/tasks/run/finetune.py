@@ -7,7 +7,6 @@ one JSON object.
 
 import json
 import statistics
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -73,20 +72,18 @@ def run(settings: FinetuneSettings, steps: Steps) -> None:
 # --- the steps from an order to a task
 
 
-def steps_of(
-    build: Build[Settings], needs: Sequence[str] = (), label_names: Sequence[str] | None = None
-) -> Steps:
+def steps_of(build: Build[Settings], needs: Sequence[str] = ()) -> Steps:
     """Return the steps of fine-tuning, which raise ConfigError, DataError, CheckpointError or DeviceError.
 
     `build` returns the task for the settings, the tokenizer and the model from which the run starts; `needs` names
-    required settings; `label_names` are for synthetic examples.
+    required settings.
     """
     return (
         ("model", partial(find_trained, needs=needs)),
         ("sizes", take_lengths),
         ("layout", choose_layout),
         ("devices", take_devices),
-        ("examples", partial(read_examples, build=build, label_names=label_names)),
+        ("examples", partial(read_examples, build=build)),
     )
 
 
@@ -139,18 +136,14 @@ def take_lengths(draft: Draft[FinetuneSettings]) -> str:
     return ""
 
 
-def read_examples(
-    draft: Draft[Settings], build: Build[Settings], label_names: Sequence[str] | None
-) -> str:
+def read_examples(draft: Draft[Settings], build: Build[Settings]) -> str:
     """Read the examples of the task, with the outputs of its teacher."""
     order = draft.order
     source = draft.start.source
     if order.generated_dataset:
         draft.lines.append("run: trains on synthetic examples; nothing is scored")
-        labels = order.head.outputs if label_names is None else len(label_names)
-        # Graphcore's example generates as many.
-        examples = synthetic_examples(workload_of(order), 12_000, labels)
-        draft.task = Task(labels, label_names, examples)
+        # Graphcore's example generates as many; two are the labels of a text, or the ends of an answer.
+        draft.task = Task(2, None, synthetic_examples(workload_of(order), 12_000, 2))
         return "synthetic examples"
     assert draft.tokenizer is not None
     tokenizer = models.read_tokenizer_for(order.bert_config, draft.tokenizer)
@@ -281,14 +274,11 @@ def resolve(draft: Draft[Any], scorer: Scorer | None = None) -> Job:
     assert task.train is not None
     examples = task.train if task.draw is None else task.draw(order.seed)
     plan, reader, sample = open_features(order, examples, draft.mesh, task.reader)
-    sets = {**task.development, **task.unlabelled}
-    digests = (f"{name} {zlib.crc32(part.tokens.tobytes())}" for name, part in sets.items())
     per_epoch = -(-reader.epoch_size // plan.examples_per_step)
     draft.start = draft.start.extended(draft.tokenizer)
     return replace(
         draft.job(plan, reader, sample),
         evaluate=None if scorer is None else scorer.evaluate,
-        held_out=", ".join(digests),
         evaluate_every=order.evaluate_every_steps or per_epoch,
         early_stop=order.early_stop,
     )

@@ -61,8 +61,6 @@ class Job:
     """What the run is trained for."""
     evaluate: Callable[[Engine, int], Mapping[str, Sample]] | None = None
     """Return metrics on held-out examples after a step."""
-    held_out: str = ""
-    """Fingerprint of the held-out examples, which the processes divide among them."""
     evaluate_every: int | None = None
     """Steps between evaluations; the last step is evaluated, too."""
     early_stop: int | None = None
@@ -113,8 +111,6 @@ class Draft(Generic[Order]):
     stop: StopRequest = field(init=False)
     read: Read = field(default_factory=lambda: cache(RecordFolder))
     """Reads each folder of records once."""
-    configured: Order | None = None
-    """The order with the sizes of the model, but not those of the records."""
     tokenizer: TokenizerFolder | None = None
     """The tokenizer of the examples, which is saved with the model; None for synthetic examples."""
     task: Task = PRETRAINING
@@ -179,8 +175,9 @@ def find_model(draft: Draft[PretrainSettings]) -> str:
 
 def take_sizes(draft: Draft[PretrainSettings]) -> str:
     """Take the sizes of the records, on which memory and layout depend."""
-    draft.configured = draft.order
+    configured = draft.order.bert_config
     draft.order = corpora.with_rows_for_records(draft.order, draft.start.source, draft.read)
+    draft.lines += corpora.describe_vocabulary(configured, draft.order, draft.read)
     return ""
 
 
@@ -239,9 +236,6 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
     order = draft.order
     processes = draft.processes
     stream = corpora.open_stream(order, processes.rank, processes.count, draft.read)
-    rows = order.bert_config.vocab_size
-    configured = draft.configured or order
-    draft.lines += corpora.describe_vocabulary(configured.bert_config, rows, stream)
     source = draft.start.source
     if stream.folder is not None:
         draft.tokenizer = draft.read(stream.folder)
@@ -254,9 +248,8 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
     draft.stream = stream
     if draft.tokenizer is None:
         return "synthetic examples"
-    draft.checks += corpora.text_checks(
-        stream, rows if order.pretrained_ckpt_path is None else None
-    )
+    new_pieces = order.bert_config.vocab_size if order.pretrained_ckpt_path is None else None
+    draft.checks += corpora.text_checks(stream, new_pieces)
     paths = ", ".join(order.dataset_paths)
     return f"{paths}: {stream.epoch_size:,} readable records; `bert inspect` shows more"
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.finetune.features import Features, by_length, encode_texts, padded_length
+from bert_cli.data.finetune.features import Features, by_length, encode_texts, outputs_of
 from bert_cli.data.finetune.labels import DECISION, Decision, read_decision
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DeviceError
@@ -347,28 +347,23 @@ class Predictor:
         Raises DeviceError, naming the first example by `where` [examples], for outputs that are not finite.
         """
         models.check_segments(self.model.source.config, features)
-        is_jax = self.model.is_compiled
         examples = len(features)
         place = self.place
         total = place.total or examples
         inputs = place.inputs or examples
+        size = self.settings.batch_size
+        shape = (min(size, examples), self.max_seq_length) if self.model.is_compiled else None
+
+        def predict(batch: Columns) -> Sequence[Any]:
+            columns = {**batch, **self.more_columns(batch["input_ids"])}
+            results = self.traced({name: columns[name] for name in self.COLUMNS})
+            return results if isinstance(results, tuple | list) else [results]
+
         read = 0
+        batches = by_length(features, size)
         with TerminalBar(sys.stderr, f"{total:,} texts", total, place.done) as bar:
-            bar.shown &= total > self.settings.batch_size
-            for numbers in by_length(features, self.settings.batch_size):
-                done = place.done + read * inputs // examples  # an input may be several examples
-                bar.show(f"{done:,} of {total:,} texts", done)
-                read += len(numbers)
-                rows = numbers
-                length = int(features.lengths[numbers].max())
-                if is_jax:  # few shapes; the batch is filled up with its own examples
-                    rows = np.resize(numbers, min(self.settings.batch_size, examples))
-                    length = padded_length(length, self.max_seq_length)
-                batch = features.batch(rows, length)
-                columns = {**batch, **self.more_columns(batch["input_ids"])}
-                results = self.traced({n: columns[n] for n in self.COLUMNS})
-                results = results if isinstance(results, tuple | list) else [results]
-                outputs = [np.asarray(values)[: len(numbers)] for values in results]
+            bar.shown &= total > size
+            for numbers, columns, outputs in outputs_of(features, batches, predict, shape):
                 finite = np.isfinite(outputs[0]).reshape(len(numbers), -1).all(axis=1)
                 if not finite.all():
                     raise DeviceError(
@@ -376,7 +371,10 @@ class Predictor:
                         "the model's outputs are not finite",
                         "check its weights, or choose a higher precision",
                     )
-                yield numbers, {n: column[: len(numbers)] for n, column in batch.items()}, outputs
+                yield numbers, columns, outputs
+                read += len(numbers)
+                done = place.done + read * inputs // examples  # an input may be several examples
+                bar.show(f"{done:,} of {total:,} texts", done)
 
     def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return the outputs [n, ...] of texts or pairs, and a mask [n] of truncated inputs."""
@@ -389,16 +387,16 @@ class Predictor:
         outputs = self.of_examples(features, [inputs[n].where for n in owner])
         return features.by_text(outputs), is_cut
 
-    def of_examples(
-        self, features: Features, where: Sequence[str], *, by_position: bool = False
-    ) -> Floats:
-        """Return the outputs [n, ...] of examples, or [T, ...] of their positions; `where` as in `batches`."""
-        rows: list[Any] = [None] * len(features)
-        for numbers, columns, (values,) in self.batches(features, where):
-            is_token = columns["input_mask"] > 0
-            for number, value, inside in zip(numbers, values, is_token, strict=True):
-                rows[number] = value[inside] if by_position else value[None]
-        return np.concatenate(rows).astype(np.float32, copy=False)
+    def of_examples(self, features: Features, where: Sequence[str]) -> Floats:
+        """Return the outputs [n, L] of examples, or [T, L] of their positions; `where` as in `batches`."""
+        outputs: Floats | None = None
+        for numbers, _, (values,) in self.batches(features, where):
+            if outputs is None:
+                rows = len(features.tokens) if values.ndim == 3 else len(features)
+                outputs = np.zeros((rows, values.shape[-1]), np.float32)
+            features.put(outputs, numbers, values)
+        assert outputs is not None
+        return outputs
 
 
 def row_of(fields: Mapping[str, str], answer: Row, is_cut: bool) -> Row:

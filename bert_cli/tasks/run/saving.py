@@ -42,7 +42,8 @@ def load_state(run: Run, stack: ExitStack) -> None:
         group.barrier()
     _check_same_kind(job, group)
     # Processes enter collectives as the settings say, so all are equal but the rank.
-    shared = {**job.record, **job.fixed, "held_out": job.held_out, "cluster": None}
+    shared = {**job.record, **job.fixed, "held_out": job.task.fingerprint, "cluster": None}
+    shared["unlabelled"] = [part.fingerprint for part in job.task.unlabelled.values()]
     digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=6).digest()
     if difference := _first_difference(group, int.from_bytes(digest, "little")):
         problem = "was started with other settings, has another layout, or reads another corpus than rank 0"

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.finetune.features import FeatureReader, Features, by_length, padded_length
+from bert_cli.data.finetune.features import FeatureReader, Features, by_length, outputs_of
 from bert_cli.data.finetune.labels import Decision
 from bert_cli.data.random import chooses
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSONObject, atomic_folder
-from bert_cli.parallel.engine import Engine, Value
+from bert_cli.parallel.engine import Batch, Engine, Value
 from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
 from bert_cli.statistics import Examples, Sample, Score, describe, difference, intervals
@@ -110,6 +110,12 @@ class Task:
     has_several_labels: bool = False
     """Whether an example may have several of the labels, or none."""
 
+    @property
+    def fingerprint(self) -> str:
+        """Return what names the examples that are scored."""
+        sets = self.development.values()
+        return " ".join([self.held_out, *(part.fingerprint for part in sets)])
+
     def print_scores(self, result: Result) -> None:
         """Print scores as a line with intervals and a note, and as a line of JSON."""
         print_line(f"scores: {describe(result.intervals)}{result.note}; in brackets 95 % intervals")
@@ -176,24 +182,19 @@ class Scorer:
         is_per_position = self.work.head.is_per_position
         rows = len(features.tokens) if is_per_position else len(features)
         logits = np.zeros((rows, self.task.labels), np.float32)
-        starts = features.starts
-        lengths = features.lengths
         size = self.work.batch.micro_batch_size
+        shape = size, self.work.max_seq_length
         batches = by_length(features, size)
+
+        def predict(batch: Batch) -> list[Floats]:
+            return [engine.predict(batch)]
+
         for first in range(0, len(batches), group.world_size):
             if group.all_reduce([self.stop()])[0]:
                 raise StoppedWhileScoringError
-            if first + group.rank < len(batches):
-                numbers = batches[first + group.rank]
-                # Filled up with its own examples: another number of examples would be traced again.
-                filled = np.resize(numbers, size)
-                length = padded_length(int(lengths[numbers].max()), self.work.max_seq_length)
-                values = engine.predict(features.batch(filled, length))[: len(numbers)]
-                if is_per_position:
-                    inside = np.arange(length) < lengths[numbers, None]
-                    logits[(starts[numbers, None] + np.arange(length))[inside]] = values[inside]
-                else:
-                    logits[numbers] = values
+            mine = batches[first : first + group.world_size][group.rank : group.rank + 1]
+            for numbers, _, (values,) in outputs_of(features, mine, predict, shape):
+                features.put(logits, numbers, values)
         # The sum of float64 would need three times the memory.
         return logits if group.world_size == 1 else group.all_reduce(logits).astype(np.float32)
 
@@ -203,8 +204,8 @@ class Scorer:
 
 def kept_baselines(task: Task, folder: Path, trained_on: str) -> dict[str, Result]:
     """Return the baselines of a task, computed once and kept in the run's folder; `trained_on` names the examples."""
-    parts = [trained_on, task.held_out, *(part.fingerprint for part in task.development.values())]
-    saved = folder / f"baselines_{zlib.crc32(' '.join(parts).encode()):08x}"
+    made_from = f"{trained_on} {task.fingerprint}"
+    saved = folder / f"baselines_{zlib.crc32(made_from.encode()):08x}"
     if not saved.is_dir():
         assert task.baselines is not None
         computed = task.baselines()

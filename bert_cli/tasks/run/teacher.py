@@ -128,8 +128,7 @@ def _logits(
     model = open_model(source, work.head.task)
     predictor = Predictor(model, tokenizer, reading, work.max_seq_length)
     names = [f"example {number} of the teacher" for number in range(len(examples))]
-    by_position = work.head.is_per_position
-    return {"logits": predictor.of_examples(examples, names, by_position=by_position)}
+    return {"logits": predictor.of_examples(examples, names)}
 
 
 def with_vectors(

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.finetune.features import encode_texts
+from bert_cli.data.finetune.features import by_length, encode_texts
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import DataError
 from bert_cli.processes import print_error
@@ -85,8 +85,7 @@ def read_batches(texts: Sequence[Input], model: Opened, task: str) -> Iterator[C
     features, _ = encode_texts(tokenizer, columns[0], second, {}, max_seq_length=length)
     models.check_segments(model.source.config, features)
     inputs = inputs_of(model.source.config)
-    for first in range(0, len(features), BATCH):
-        rows = np.arange(first, min(first + BATCH, len(features)))
+    for rows in by_length(features, BATCH):
         batch = features.batch(rows, int(features.lengths[rows].max()))
         yield {name: batch[INPUTS[name]] for name in inputs}
 

@@ -174,7 +174,7 @@ class QuestionAnswering(Predictor):
             max_query_length=query_length,
         )
         where = [inputs[number].where for number in windows.question]
-        logits = self.of_examples(windows.features, where, by_position=True)
+        logits = self.of_examples(windows.features, where)
         answer_length = self.model.source.window_sizes.get("max_answer_length", ANSWER_LENGTH)
         result = squad_windows.answers(
             questions,
@@ -236,7 +236,7 @@ class TokenClassification(Predictor):
         features, _ = conll.word_features(sentences, self.tokenizer, length, stride)
         assert features.owner is not None
         where = [inputs[number].where for number in features.owner]
-        logits = self.of_examples(features, where, by_position=True)
+        logits = self.of_examples(features, where)
         probabilities = softmax(logits, -1)
         predicted = np.argmax(probabilities, axis=1)
         labels = sentences.names(conll.of_words(sentences, features, predicted))

@@ -12,18 +12,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from keras import ops
 from scipy.stats import spearmanr
 
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.finetune.features import Features
+from bert_cli.data.finetune.features import Features, encode_texts
 from bert_cli.data.tokens.notation import TOKENIZER_FILE
 from bert_cli.files import atomic_folder
 from bert_cli.processes import print_line
 from bert_cli.settings.settings import is_set
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import INPUTS, Input
+from bert_cli.tasks.run.opened import Input
 from bert_cli.tasks.run.vectors import Embedding, check_dimensions, open_vectors
 from bert_cli.tasks.use import export_card, int8
 from bert_cli.train import card, checkpoint
@@ -110,12 +109,11 @@ def piece_vectors(predictor: Embedding, size: int) -> Floats:
 
 def _compare(texts: Sequence[Input], predictor: Embedding, table: Floats) -> str:
     """Return a sentence on the rank correlation of the texts' similarities by the model and by the static vectors."""
-    expected = []
-    static = []
-    for columns in int8.read_batches(texts, predictor.model, "embed"):
-        batch = {INPUTS[name]: column for name, column in columns.items()}
-        expected.append(ops.convert_to_numpy(predictor.traced(batch)))
-        static.append((table[batch["input_ids"]] * batch["input_mask"][:, :, None]).sum(1))
-    pairs = [int8.similarities(np.concatenate(vectors)) for vectors in (expected, static)]
+    expected, _ = predictor.of_texts(texts)
+    words = [item.fields["text"] for item in texts]
+    length = predictor.max_seq_length
+    features, _ = encode_texts(predictor.tokenizer, words, None, {}, max_seq_length=length)
+    static = np.add.reduceat(table[features.tokens], features.starts)
+    pairs = map(int8.similarities, (expected, static))
     correlation = f"rank correlation of the similarities {spearmanr(*pairs).statistic:.4f}"
     return f"static vectors against the model on {len(texts):,} texts: {correlation}"
