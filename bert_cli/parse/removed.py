@@ -25,6 +25,7 @@ SETTINGS = {
     "dataset_cache": "copy the records first, for example with `aws s3 sync`",
     "compile_for": "leave it out; the plan estimates the memory of a device",
     "no_build": "leave it out; the first line of the run has its first losses",
+    "checkpoint": "leave it out; a measurement saves nothing",
     "list_targets": "leave it out; the plan estimates the memory of a device",
     "cluster.bind_address": "name each host in cluster.workers by the address of its interface",
     "bind_address": "name each host in --hosts by the address of its interface",
