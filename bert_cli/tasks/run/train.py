@@ -332,7 +332,6 @@ def _forecast(run: Run) -> Forecast:
     job = run.job
     plan = job.plan
     step = run.state.step
-    of_two = 2 * len(plan.micro_batches(step))
     left = plan.micro_batches(plan.total_steps).start - plan.micro_batches(step).start
     size = plan.micro_batch_size
     steps = f"{count(plan.total_steps - step, 'step')}{' that are left' if step else ''}"
@@ -345,7 +344,5 @@ def _forecast(run: Run) -> Forecast:
         check = checks.of_duration(left * longest)
         if check.warns:
             print_line(check.warning)
-        if job.order.dry_run:
-            print_line(f"dry run: its two steps take up to {format_duration(of_two * longest)}")
 
     return Forecast(report)
