@@ -81,7 +81,7 @@ class Job:
         plan = self.plan
         sizes = {} if plan.step_sizes is None else {"step_sizes": plan.step_sizes}
         return {
-            **{name: self.record[name] for name in marked(type(self.order), FIXED)},
+            **self.order.model_dump(mode="json", include=marked(type(self.order), FIXED)),
             # Dropout is a function of the micro-batch.
             "micro_batch_size": self.work.batch.micro_batch_size,
             "examples_per_step": plan.examples_per_step,
