@@ -63,15 +63,15 @@ def test_several_batches_show_their_progress(models, capsys, tmp_path, monkeypat
     monkeypatch.setattr(sys, "stderr", Terminal())
     lines = as_file(tmp_path, "lines.txt", *["the cat [MASK]"] * 5)
     predict(capsys, models["pretraining"], "--input", lines, "--batch-size", 2)
-    assert shown == [(True, f"{done} of 5 texts", done) for done in (0, 2, 4)]
+    assert shown == [(True, f"{done} of 5 texts", done) for done in (2, 4, 5)]
     shown.clear()
     predict(capsys, models["pretraining"], "--input", lines, "--batch-size", 8)
-    assert shown == [(False, "0 of 5 texts", 0)]
+    assert shown == [(False, "5 of 5 texts", 5)]
     # The inputs of every slice are counted among all.
     shown.clear()
     monkeypatch.setattr("bert_cli.tasks.use.predict.BATCHES_AT_ONCE", 2)
     predict(capsys, models["pretraining"], "--input", lines, "--batch-size", 1)
-    assert shown == [(True, f"{done} of 5 texts", done) for done in range(5)]
+    assert shown == [(True, f"{done} of 5 texts", done) for done in range(1, 6)]
 
 
 # --- tasks
