@@ -99,23 +99,24 @@ def dispatch(arguments: Sequence[str]) -> None:
     if words[0] == "--version":
         print_line(version_text())
         return
-    from bert_cli.parse.help import help_text as command_help
     from bert_cli.parse.load import describe, load
+    from bert_cli.parse.removed import COMMANDS as COMMANDS_OF_BEFORE
+    from bert_cli.parse.removed import PROBLEM
 
-    _check_removed(words)
     name, rest = split_command(words)
+    for removed in {" ".join(words[:2]), words[0]} & {*COMMANDS_OF_BEFORE} - {*COMMANDS}:
+        raise ConfigError(f"bert {removed}", PROBLEM, COMMANDS_OF_BEFORE[removed])
     if name not in COMMANDS:
         near = nearest(name, COMMANDS)
         remedy = f"did you mean {near!r}?" if near else "see bert --help"
         raise ConfigError(f"COMMAND ({name})", "no such command", remedy)
     command = COMMANDS[name]
-    if not command.module and not rest:
-        print_help(command_help(command.settings_class(), name))
-        return
-    if not command.module and rest[0] not in ("-h", "--help"):
-        first, *others = _second_words(name)
-        remedy = f"use one of {', '.join([first, *others])}, as in `bert {name} {first}`"
-        raise ConfigError(f"bert {name} ({rest[0]})", "is no command", remedy)
+    if not command.module:
+        rest = rest or ["--help"]
+        if rest[0] not in ("-h", "--help"):
+            first, *others = _second_words(name)
+            remedy = f"use one of {', '.join([first, *others])}, as in `bert {name} {first}`"
+            raise ConfigError(f"bert {name} ({rest[0]})", "is no command", remedy)
     settings, loaded = load(command.settings_class(), rest, f"bert {name}")
     values = vars(settings)
     if values.get("dry_run"):
@@ -138,15 +139,6 @@ def dispatch(arguments: Sequence[str]) -> None:
         if kind == "continues":
             raise KeyboardInterrupt("the same command continues") from None
         raise
-
-
-def _check_removed(words: Sequence[str]) -> None:
-    """Raise ConfigError if the words name a command that was removed."""
-    from bert_cli.parse import removed
-
-    for name in (" ".join(words[:2]), words[0]):
-        if name in removed.COMMANDS and name not in COMMANDS:
-            raise ConfigError(f"bert {name}", removed.PROBLEM, removed.COMMANDS[name])
 
 
 def _prints_json(values: Mapping[str, Any]) -> bool:

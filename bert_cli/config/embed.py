@@ -1,5 +1,6 @@
 """The settings of `bert embed`: vectors of texts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -78,9 +79,10 @@ class EmbedSettings(FinetuneSettings):
     num_epochs: Annotated[float, Field(gt=0.0)] = 1.0
 
     @property
-    def last_blocks(self) -> tuple[str, ...]:
-        """Return the blocks after the encoder layers of this run."""
-        return self.head.last_blocks if self.pooling == "mean" else (self.head.name,)
+    def head(self) -> heads.Head:
+        """Return the head of this run, which pools by itself at [CLS]."""
+        head = super().head
+        return head if self.pooling == "mean" else replace(head, before=())
 
     @property
     def pools_by(self) -> str | None:

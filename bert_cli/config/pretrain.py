@@ -70,11 +70,6 @@ class PretrainSettings(TrainSettings):
         return [corpus.path for corpus in self.corpora]
 
     @property
-    def record_paths(self) -> list[str]:
-        """Return the folders or addresses of the records of the run and of its evaluation."""
-        return [*self.dataset_paths, *([self.validation_dir] if self.validation_dir else [])]
-
-    @property
     def masked(self) -> int:
         """Return the maximum number of masked positions of an example."""
         sizes = self.max_seq_length, self.max_sequences_per_pack, self.max_predictions_per_seq

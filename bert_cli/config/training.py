@@ -78,21 +78,22 @@ class GlobalBatch(Settings):
         """Derive the accumulation; with micro_batch_size auto from 1 example, until the memory is known."""
         if not isinstance(values, Mapping):
             return values
-        is_auto = values.get("micro_batch_size") == "auto"
+        size = values.get("micro_batch_size")
+        is_auto = size == "auto"
         is_given = "grad_acc_steps_per_replica" in values
         total = str(values.get("examples_per_step"))
         if is_auto and (is_given or total == "None"):
             problem = "auto computes the accumulation from examples_per_step"
             remedy = "set examples_per_step instead of grad_acc_steps_per_replica"
             raise SettingError("micro_batch_size", problem, remedy)
-        size = "1" if is_auto else str(values.get("micro_batch_size"))
-        replicas = str(values.get("replicas", 1))
+        numbers = [total, "1" if is_auto else str(size), str(values.get("replicas", 1))]
         # Other texts are rejected later, when pydantic validates them as numbers.
-        if is_given or not all(map(str.isdecimal, (total, size, replicas))):
+        if is_given or not all(map(str.isdecimal, numbers)):
             return values
-        accumulation, rest = divmod(int(total), int(size) * int(replicas) or 1)
+        examples, size, replicas = map(int, numbers)
+        accumulation, rest = divmod(examples, size * replicas or 1)
         if rest:
-            problem = f"{total} cannot be divided into micro-batches of {size} for {count(int(replicas), 'replica')}"
+            problem = f"{total} cannot be divided into micro-batches of {size} for {count(replicas, 'replica')}"
             raise SettingError("examples_per_step", problem, "change one of them")
         changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": accumulation}
         return {**values, **changes, "examples_per_step": total if is_auto else None}
@@ -262,11 +263,6 @@ class TrainSettings(Settings):
         return self.SAVES and not self.dry_run
 
     @property
-    def last_blocks(self) -> tuple[str, ...]:
-        """Return the blocks after the encoder layers of this run."""
-        return self.head.last_blocks
-
-    @property
     def texts_per_example(self) -> int:
         """Return the number of texts of an example that go through the model as separate sequences."""
         return 1
@@ -295,7 +291,7 @@ class TrainSettings(Settings):
         stages = self.parallel.pipeline_stages
         if stages is None or self.parallel.layout == "auto" or not self.knows_its_model:
             return  # no stages, stages that `auto` replaces, or an unknown number of layers
-        expected = ["emb", *["hid"] * model.num_hidden_layers, *self.last_blocks]
+        expected = ["emb", *["hid"] * model.num_hidden_layers, *self.head.last_blocks]
         listed = [block for stage in stages for block in stage]
         if listed != expected:
             problem = (

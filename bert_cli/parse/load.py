@@ -35,6 +35,8 @@ BATCH_SIZES = (
     "global_batch.grad_acc_steps_per_replica",
 )
 EXAMPLES = "global_batch.examples_per_step"
+ARGUMENT = "argument"
+"""The origin of a positional argument."""
 RECIPES = "recipes.json"
 """A file among the shipped configs that is not a config: the choices of `bert init`."""
 
@@ -77,12 +79,11 @@ def find_config(name: str, given_as: str = "--config", folder: Path = Path()) ->
     shipped = named_configs()
     if name.removesuffix(".json") in shipped:
         return shipped[name.removesuffix(".json")]
-    siblings = {
-        file.stem: str(Path(name).parent / file.name) for file in path.parent.glob("*.json")
-    }
-    stem = nearest(Path(name).stem, siblings)
-    near = siblings[stem] if stem else nearest(Path(name).stem, shipped)
-    remedy = f"did you mean {near!r}?" if near else f"shipped configs: {', '.join(shipped)}"
+    names = dict(zip(shipped, shipped, strict=True))
+    for file in path.parent.glob("*.json"):
+        names[file.stem] = str(Path(name).parent / file.name)
+    stem = nearest(Path(name).stem, names)
+    remedy = f"did you mean {names[stem]!r}?" if stem else f"shipped configs: {', '.join(shipped)}"
     raise ConfigError(f"{given_as} ({name})", "no such file", remedy)
 
 
@@ -240,7 +241,7 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     files = Loaded({}) if path is None else read_config(path)
     arguments = {n for n, about in settings.model_fields.items() if POSITIONAL in about.metadata}
     origins = {
-        where: "argument" if where in arguments else flag_of(typed.renamed.get(where, where))
+        where: ARGUMENT if where in arguments else flag_of(typed.renamed.get(where, where))
         for where in flags
     }
     if "command" in flags:
@@ -296,9 +297,14 @@ def describe(settings: BaseModel, loaded: Loaded) -> str:
 
 def validate(settings: type[Model], loaded: Loaded) -> Model:
     """Return the frozen settings. Raises one ConfigError that lists every mistake."""
-    context = {"origins": loaded.origins, "is_opened": _is_opened(settings, loaded.values)}
+    values = loaded.values
+    has_files = values.get("train_file") and values.get("validation_file")
+    # A variable in a path that the command does not open may be unset; `path` is that of one of several corpora.
+    is_free = has_files or values.get("generated_dataset")
+    unread = ("dataset_dir", "path") if is_free else ()
+    context = {"is_opened": lambda name: settings.OPENS_FILES and name not in unread}
     try:
-        return settings.model_validate(nested(loaded.values), context=context)
+        return settings.model_validate(nested(values), context=context)
     except ValidationError as failure:
         items = failure.errors()
         errors = [
@@ -307,14 +313,6 @@ def validate(settings: type[Model], loaded: Loaded) -> Model:
             if _is_relevant(item, items)
         ]
         raise combine(list({str(error): error for error in errors}.values())) from failure
-
-
-def _is_opened(settings: type[Settings], values: Mapping[str, object]) -> Callable[[str], bool]:
-    """Return the function that tells whether the command opens the path of a setting."""
-    has_files = bool(values.get("train_file") and values.get("validation_file"))
-    has_examples = has_files or bool(values.get("generated_dataset"))
-    records = ("dataset_dir", "path")  # the path of one of several corpora
-    return lambda name: settings.OPENS_FILES and not (has_examples and name in records)
 
 
 def changed(settings: Model, **values: object) -> Model:
@@ -349,10 +347,10 @@ def _setting_error(
     if isinstance(error, SettingError) and error.name:
         steps.append(error.name)
     path = ".".join(steps)
-    about = settings.model_fields.get(path)
-    positional = about is not None and POSITIONAL in about.metadata
-    origin = "" if positional else _origin_of(path, origins)
-    where = f"{path} ({origin})" if path and origin else path or origin
+    origin = _origin_of(path, origins)
+    where = path or origin
+    if path and origin not in ("", ARGUMENT):
+        where = f"{path} ({origin})"
     message = item["msg"].removeprefix("Value error, ")
     if isinstance(error, SettingError):
         return ConfigError(where, error.problem, error.remedy)

@@ -406,9 +406,12 @@ def split_log_level(words: Sequence[str]) -> tuple[str, list[str]]:
     Raises ConfigError for an unknown level.
     """
     before_dashes, _ = split_at_dashes(words)
-    typed, rest = read_flags({LOG_LEVEL.name: LOG_LEVEL}, before_dashes, "bert")
-    level = typed.get(LOG_LEVEL.name, "")
-    if level not in ("", *LOG_LEVELS):
+    try:
+        typed, rest = read_flags({LOG_LEVEL.name: LOG_LEVEL}, before_dashes, "bert")
+        level = typed.get(LOG_LEVEL.name, "")
+        ("", *LOG_LEVELS).index(level)
+    except (ConfigError, ValueError):
         known = ", ".join(LOG_LEVELS)
-        raise ConfigError("--log-level", f"takes one of {known}", "use one of them")
+        problem = f"takes one of {known}"
+        raise ConfigError("--log-level", problem, "use one of them") from None
     return level, [*rest, *words[len(before_dashes) :]]

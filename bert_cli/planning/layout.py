@@ -234,7 +234,7 @@ def _divide(work: Workload, mapping: Sequence[int], memory: float) -> list[list[
         choices = []
         for number, device in enumerate(mapping):
             more = [n + (stage == number) for stage, n in enumerate(layers)]
-            stages = laid_stages(more, work.last_blocks)
+            stages = laid_stages(more, work.head.last_blocks)
             full = on_device(work, stages, mapping, device).total
             numbers = [n for n, on in enumerate(mapping) if on == device]
             busy = sum(flops[block] for n in numbers for block in stages[n])
@@ -243,7 +243,7 @@ def _divide(work: Workload, mapping: Sequence[int], memory: float) -> list[list[
             choices.append((*key, -number))
         *_, later = min(choices)
         layers[-later] += 1
-    return laid_stages(layers, work.last_blocks)
+    return laid_stages(layers, work.head.last_blocks)
 
 
 # --- text

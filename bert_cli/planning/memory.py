@@ -61,7 +61,7 @@ def stages_of(work: Workload) -> tuple[list[list[str]], list[int]]:
     """Return the blocks of each stage, and its device; one stage without stages or with layout `auto`."""
     parallel = work.parallel
     if parallel.pipeline_stages is None or parallel.layout == "auto":
-        return laid_stages([work.model.num_hidden_layers], work.last_blocks), [0]
+        return laid_stages([work.model.num_hidden_layers], work.head.last_blocks), [0]
     return parallel.pipeline_stages, parallel.pipeline_device_mapping or [0]
 
 

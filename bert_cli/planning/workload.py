@@ -24,8 +24,6 @@ class Workload(NamedTuple):
 
     model: BertConfig
     head: Head
-    last_blocks: tuple[str, ...]
-    """The blocks after the encoder layers."""
     batch: GlobalBatch
     parallel: Parallel
     max_seq_length: int
@@ -74,7 +72,6 @@ def workload_of(order: TrainSettings) -> Workload:
     work = Workload(
         model=order.bert_config,
         head=order.head,
-        last_blocks=order.last_blocks,
         batch=order.global_batch,
         parallel=order.parallel,
         max_seq_length=order.max_seq_length,

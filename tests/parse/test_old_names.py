@@ -85,7 +85,7 @@ def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name):
     assert workload_of(settings).batch.examples == product
     given = [block for stage in CONFIGS[name]["ipu_config"]["pipeline_stages"] for block in stage]
     blocks = [block for stage in settings.parallel.pipeline_stages for block in stage]
-    unused = {"enc_out", "pool"} - set(settings.last_blocks)
+    unused = {"enc_out", "pool"} - set(settings.head.last_blocks)
     assert blocks == [block for block in given if block not in unused]
     assert found.origins["parallel.pipeline_device_mapping"] == "c.json"
     assert settings.wandb.enabled and settings.wandb.tags == ["a"]

@@ -80,7 +80,7 @@ class Timer:
                     **{name: info.metrics[name] for name in ("examples", "tokens", "skipped")},
                     "seconds": now - began,
                     "positions": shape.examples * shape.positions,
-                    "flops": model_flops(work.model, work.last_blocks, shape),
+                    "flops": model_flops(work.model, work.head.last_blocks, shape),
                     "input_wait": info.seconds_waited,
                     **self.parts,
                 }

@@ -52,7 +52,7 @@ def model_of(work: Workload, labels: int = 2, *, trains: bool = True) -> Model:
     blocks = partial(
         each_block,
         work.model,
-        last_blocks=work.last_blocks,
+        last_blocks=work.head.last_blocks,
         outputs=Outputs(labels, work.parallel.embedding_serialization_factor),
         seed=work.seed,
         policy=work.precision,
