@@ -111,5 +111,5 @@ def bm25(queries: Sequence[str], documents: Sequence[str]) -> list[list[int]]:
         connection.execute(table)
         rows = ((number, words.indexed(text)) for number, text in enumerate(documents))
         connection.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", rows)
-        asked = (words.any_of(words.words_of(query)) for query in queries)
-        return [[n for (n,) in connection.execute(best, [q])] if q else [] for q in asked]
+        asked = (words.any_of(map(words.exactly, words.words_of(query))) for query in queries)
+        return [[n for (n,) in connection.execute(best, [q])] for q in asked]

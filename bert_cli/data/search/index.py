@@ -7,6 +7,7 @@ for both, the scores of all passages are standardised and added.
 Shapes: N passages in the order of their numbers, V different texts of these, D values of a vector, n texts.
 """
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from bert_cli.data.search.database import (
     connect,
     report_damage,
 )
+from bert_cli.data.search.likeness import likeness
 from bert_cli.data.search.passages import Document, Passage
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import LockUnsupportedError, lock_file
@@ -35,6 +37,9 @@ WEIGHT = 0.5
 """Weight of the meaning, unless held-out questions chose another."""
 CANDIDATES = 10_000
 """Passages that BM25 ranks, about: those with the rarest words of a question. It takes a microsecond for each."""
+RANKED_AGAIN = 100  # passages
+LIKENESS = 2.0
+"""Weight of the likeness of letters beside BM25, both in units of their spread among these passages."""
 SCALE = 32767
 """Vectors are stored as integers of 16 bits, from -SCALE for -1 to SCALE for 1: as exact as float16, and NumPy
 converts them ten times as fast."""
@@ -240,7 +245,9 @@ class Index:
 
     def texts(self, numbers: Sequence[int]) -> list[str]:
         """Return the texts of passages."""
-        return [self._value("SELECT text FROM passages WHERE id = ?", number) for number in numbers]
+        joined = "FROM json_each(?) AS asked JOIN passages ON passages.id = asked.value"
+        rows = self.table.execute(f"SELECT text {joined} ORDER BY key", [json.dumps([*numbers])])
+        return [text for (text,) in rows]
 
     def add_vectors(self, numbers: Sequence[int], vectors: Floats) -> None:
         """Add the vectors [n, D] of the texts of passages, of length 1."""
@@ -261,8 +268,7 @@ class Index:
 
         Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
         """
-        question = question.encode(errors="replace").decode()
-        words.check_signs(question)
+        asked = words.parse(question)
         if top < 1:
             raise ConfigError(f"top ({top})", "is less than 1", "set 1 or more")
         with self.snapshot():
@@ -275,8 +281,11 @@ class Index:
             meaning = self.by_meaning([question])[0] if half != "words" else None
             lexical = self.by_words(question) if half != "meaning" else None
             scores = combined(lexical, meaning, self.weight)
-            hits = [n for n in best_of(scores, top) if half != "words" or scores[n] > 0]
-            return [self._hit(self._numbers[n], float(scores[n]), question) for n in hits]
+            scores[~self._allowed(asked)] = -np.inf
+            least = 0 if half == "words" else -np.inf
+            terms = self._terms(asked)
+            best = [n for n in best_of(scores, top) if scores[n] > least]
+            return [self._hit(self._numbers[n], float(scores[n]), terms) for n in best]
 
     @property
     def weight(self) -> float:
@@ -285,27 +294,42 @@ class Index:
         return WEIGHT if weight is None else float(weight)
 
     def by_words(self, question: str) -> Floats:
-        """Return the BM25 of each passage [N]; 0 without a word of the question or, in a large index, a rare one."""
+        """Return the score of each passage [N]; 0 without a word of the question or, in a large index, a rare one.
+
+        It is BM25; for the best, their likeness is added so that they stay the best.
+        """
         self._load()
+        asked = words.parse(question)
         scores = np.zeros(len(self._numbers), np.float32)
-        terms = self._terms(question)
+        terms = self._terms(asked)
         sizes = np.cumsum([self._frequency(term) for term in terms])
         rare = max(1, int(np.searchsorted(sizes, CANDIDATES, "right")))
         first = words.any_of(terms[:rare])
-        others = words.any_of(terms[rare:])
-        for query in [first, f"({first}) AND ({others})"] if others else [first] * bool(terms):
+        for query in (first, f"({first}) AND ({words.any_of(terms[rare:])})"):
             ranking = "SELECT rowid, -bm25(words) FROM words WHERE words MATCH ?"
             if rows := self.table.execute(ranking, [query]).fetchall():
                 numbers, values = zip(*rows, strict=True)
                 scores[np.searchsorted(self._numbers, numbers)] = values
+        scores *= self._allowed(asked)
+        best = [n for n in best_of(scores, RANKED_AGAIN) if scores[n] > 0]
+        if best:
+            before = scores[best]
+            like = likeness(asked.text, self.texts(self._numbers[best].tolist()))
+            after = before + LIKENESS * before.std() * _standardised(like)
+            scores[best] = after - after.min() + before.min()
         return scores
 
-    def _terms(self, question: str) -> list[str]:
-        """Return the words of a question, rare ones first, without those to which BM25 gives no weight.
+    def _allowed(self, asked: words.Question) -> npt.NDArray[np.bool_]:
+        """Return which passages [N] have nothing that a question excludes."""
+        rows = self.table.execute("SELECT rowid FROM words WHERE words MATCH ?", [asked.excluded])
+        return ~np.isin(self._numbers, rows.fetchall())
+
+    def _terms(self, asked: words.Question) -> list[str]:
+        """Return the terms of a question, rare ones first, without those to which BM25 gives no weight.
 
         These are in half of the passages or more; they are returned where no passage has a rarer word.
         """
-        terms = sorted(words.words_of(question), key=self._frequency)
+        terms = sorted(asked.terms, key=self._frequency)
         present = [t for t in terms if self._frequency(t)]
         rare = [t for t in present if 2 * self._frequency(t) < len(self._numbers)]
         return rare or present or terms
@@ -313,7 +337,7 @@ class Index:
     def _frequency(self, term: str) -> int:
         if term not in self._frequencies:
             counted = "SELECT count(*) FROM words WHERE words MATCH ?"
-            self._frequencies[term] = self._value(counted, words.any_of([term]))
+            self._frequencies[term] = self._value(counted, term)
         return self._frequencies[term]
 
     def by_meaning(self, questions: Sequence[str]) -> Floats:
@@ -324,7 +348,7 @@ class Index:
             make = "run `bert search make` with --model to its end and open the index again"
             raise ConfigError("meaning", problem, f"{make}, or ask by words")
         known = self._read_vectors()
-        vectors = self.embed(questions)
+        vectors = self.embed([words.parse(question).text for question in questions])
         if (size := vectors.shape[1]) != (stored := known.shape[1]):
             problem = f"the index has vectors of {stored} values, and its model makes {size}"
             raise ConfigError("meaning", problem, "run `bert search make` again")
@@ -344,12 +368,12 @@ class Index:
         self._texts = order[np.searchsorted(np.array(hashes)[order], np.array(rows).reshape(-1))]
         return self._vectors
 
-    def _hit(self, number: np.int64, score: float, question: str) -> Hit:
+    def _hit(self, number: np.int64, score: float, terms: Sequence[str]) -> Hit:
         columns = "text, title, name || suffix, path || suffix, start, stop"
         query = f"SELECT {columns} FROM places WHERE id = ?"
         row = self.table.execute(query, [int(number)]).fetchone()
         text, title, document, file, start, stop = row
-        spans = words.spans(text, {*self._terms(question)})
+        spans = words.spans(text, terms)
         return Hit(text, title, document, score, file, start, stop, spans, int(number))
 
     def document(self, passage: int) -> list[str]:

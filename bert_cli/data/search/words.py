@@ -2,14 +2,15 @@
 
 Python decides what a word is and which words are equal; SQLite's FTS5 gets folded words between spaces. In scripts
 without spaces each letter is indexed as a word, and a question looks for pairs of neighbours: most words of Chinese
-have two letters, which trigrams would miss.
+have two letters, which trigrams would miss. A question finds other forms of its words by their first letters
+(McNamee and Mayfield 2004).
 """
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import pairwise
+from typing import NamedTuple
 
 from bert_cli.data.search.passages import UNSPACED
 from bert_cli.errors import ConfigError
@@ -17,6 +18,7 @@ from bert_cli.errors import ConfigError
 TOKENIZER = "ascii"
 """Each character that is not ASCII is a letter for it: `indexed` has replaced those that are none."""
 LONGEST_QUESTION = 10_000  # characters
+FIRST = 5  # letters that the forms of a word share
 LETTER = re.compile(f"[{UNSPACED}]")
 RUN_OF_KIND = re.compile(r"[\0-\x7f]+|[^\0-\x7f]+")
 NOT_ASCII = re.compile(r"[^\0-\x7f]+")
@@ -32,6 +34,24 @@ scripts and Thai are letters of a word, and the marks of kana make other syllabl
 UNSEEN = re.compile("[\u00ad\u034f\u0640\u115f\u1160\u180b-\u180f\u200c-\u200f\u202a-\u202e\u2060-\u206f\u3164"
                     "\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]")  # fmt: skip
 """Characters within words that nobody sees: soft hyphens, joiners, directions; and the stretching of Arabic words."""
+QUOTES = str.maketrans("“”„", '"' * 3)
+PART = re.compile(
+    r'(?P<excluded>(?<!\S)-(?:"[^"]*"|[^\W\d_]{2}[^\s"]*))|'
+    r'(?P<exact>"[^"]*"|(?<!\w)(?:--|[~.]{0,2}/)\w[^\s"]*)'
+)
+"""What a question excludes, a word or a phrase, and what it means exactly: a phrase, an option or a path."""
+NOTHING = '""'  # an expression of FTS5 that no passage matches
+
+
+class Question(NamedTuple):
+    """What is asked, as expressions of FTS5."""
+
+    text: str
+    """The question without what it excludes."""
+    terms: list[str]
+    """What is meant exactly, and the other words in any of their forms."""
+    excluded: str
+    """What a passage must not have."""
 
 
 class _Letters(dict[int, str]):
@@ -87,35 +107,62 @@ def words_of(question: str) -> list[str]:
     return list(dict.fromkeys(parts))
 
 
-def any_of(words: Iterable[str]) -> str:
-    """Return a query of FTS5 for passages with any of the words."""
-    return " OR ".join(f'"{indexed(word)}"' for word in words)
+def exactly(text: str) -> str:
+    """Return the expression of FTS5 for the words of a text, one after another."""
+    return f'"{" ".join(WORD.findall(folded(text)))}"'
 
 
-def check_signs(question: str) -> None:
-    """Raise ConfigError for a question without a word or a sign, such as an emoji, or one that is too long."""
+def in_any_form(word: str) -> str:
+    """Return the expression of FTS5 for a word and its other forms, which begin alike; numbers have none."""
+    has_forms = len(word) >= FIRST and not re.search(r"\d", word)
+    return f'"{word[:FIRST]}"*' if has_forms else exactly(word)
+
+
+def any_of(expressions: Iterable[str]) -> str:
+    """Return the expression of FTS5 for any of these."""
+    return " OR ".join(expressions) or NOTHING
+
+
+def parse(question: str) -> Question:
+    """Return what a question asks.
+
+    Raises ConfigError for one that is too long, that has neither a word nor a sign such as an emoji, or whose phrase
+    does not end.
+    """
+    question = question.encode(errors="replace").decode().translate(QUOTES)
+    where = f"question ({question!r})"
     if len(question) > LONGEST_QUESTION:
         problem = f"has {len(question):,} characters, more than {LONGEST_QUESTION:,}"
         raise ConfigError("question", problem, "ask a shorter one")
-    if not any(unicodedata.category(letter)[0] in "LMNS" for letter in question):
-        raise ConfigError(f"question ({question!r})", "has no word", "ask with a word")
+    if question.count('"') % 2:
+        problem = "has a quotation mark without its other"
+        raise ConfigError(where, problem, "end the phrase with it, or leave it out")
+    text = PART.sub(r"\g<exact>", question)
+    if not any(unicodedata.category(letter)[0] in "LMNS" for letter in text):
+        raise ConfigError(where, "has no word", "ask with a word")
+    parts = list(PART.finditer(question))
+    excluded, exact = ([exactly(part[n]) for part in parts if part[n]] for n in (1, 2))
+    terms = dict.fromkeys([*exact, *map(in_any_form, words_of(PART.sub(" ", question)))])
+    return Question(text, [term for term in terms if term != NOTHING], any_of(excluded))
 
 
 def check(question: str) -> None:
-    """Raise ConfigError for a question without a word, or one that is too long."""
-    check_signs(question)
-    if not words_of(question):
+    """Raise ConfigError for a question without a word, or one that cannot be asked."""
+    if not parse(question).terms:
         raise ConfigError(f"question ({question!r})", "has no word", "ask with a word")
 
 
-def spans(text: str, asked: Collection[str]) -> list[tuple[int, int]]:
-    """Return the characters of a text that are words, or pairs of neighbours, of those that are asked."""
+def spans(text: str, terms: Iterable[str]) -> list[tuple[int, int]]:
+    """Return the characters of a text that the terms of a question find; neighbours without a space are one."""
     compared, positions = _folded_with_positions(text)
     matches = list(WORD.finditer(compared))
-    marked = {n for n, word in enumerate(matches) if word[0] in asked}
-    for n, (first, second) in enumerate(pairwise(matches)):
-        if LETTER.match(first[0]) and first[0] + second[0] in asked:
-            marked |= {n, n + 1}
+    found = [match[0] for match in matches]
+    asked = {term.replace('"', "") for term in terms}
+    marked = {n for n, word in enumerate(found) if f"{word[:FIRST]}*" in asked}
+    for size in {term.count(" ") + 1 for term in asked}:
+        for n in range(len(found) - size + 1):
+            if " ".join(found[n : n + size]) in asked:
+                marked |= {*range(n, n + size)}
     bold: list[tuple[int, int]] = []
     for n in sorted(marked):
         start = positions[matches[n].start()][0]

@@ -130,7 +130,7 @@ def open_index(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
 
     def search(sent: JSONObject) -> Callable[[], object]:
         asked = validate(Question, Loaded(sent))
-        words.check_signs(asked.question)
+        words.parse(asked.question)
 
         def answer() -> object:
             hits = [hit._asdict() for hit in index.ask(asked.question, asked.top, asked.half)]

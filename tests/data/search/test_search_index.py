@@ -1,5 +1,6 @@
 """The index: ranking as SQLite's own, words of any script, damage, and other files."""
 
+import re
 import sqlite3
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +46,8 @@ def own_ranking(texts, question):
     table = sqlite3.connect(":memory:")
     table.execute("CREATE VIRTUAL TABLE t USING fts5(x)")
     table.executemany("INSERT INTO t(rowid, x) VALUES (?, ?)", list(enumerate(texts)))
-    query = " OR ".join(f'"{word}"' for word in question.lower().strip("?").split())
+    terms = question.lower().strip("?").split()
+    query = " OR ".join(f'"{word[:5]}"' + "*" * (len(word) > 4) for word in terms)
     rows = table.execute("SELECT rowid, -bm25(t) FROM t WHERE t MATCH ? ORDER BY rank", [query])
     return rows.fetchall()
 
@@ -56,12 +58,110 @@ def own_ranking(texts, question):
 )
 def test_words_rank_as_sqlite_does(index, monkeypatch, candidates, question):
     monkeypatch.setattr(indexes, "CANDIDATES", candidates)
+    monkeypatch.setattr(indexes, "RANKED_AGAIN", 0)
     expected = own_ranking(TEXTS, question)
     hits = index.ask(question)
     assert hits[0].text == TEXTS[expected[0][0]]
     scores = dict(expected)
     for hit in hits:
         np.testing.assert_allclose(hit.score, scores[TEXTS.index(hit.text)], atol=1e-4)
+
+
+def test_the_best_by_words_are_ranked_again_by_groups_of_four_letters(index, monkeypatch):
+    question = "the mountains' rivers, a cafe and ice"
+    again = index.by_words(question)
+    monkeypatch.setattr(indexes, "RANKED_AGAIN", 0)
+    before = index.by_words(question)
+    best = np.flatnonzero(before)
+    assert best.tolist() == [3, 4, 5]
+
+    def spaced(text):
+        return " ".join(["", *re.findall("[a-z]+", text.lower().replace("é", "e")), ""])
+
+    asked = spaced(question)
+    groups = {asked[n : n + 4] for n in range(len(asked) - 3)}
+    texts = [spaced(TEXTS[n]) for n in best]
+    mean = sum(map(len, texts)) / len(texts)
+    expected = np.zeros(len(texts))
+    for group in groups:
+        counts = np.array([text.count(group) for text in texts])
+        rarity = np.log(1 + (len(texts) - (counts > 0).sum() + 0.5) / ((counts > 0).sum() + 0.5))
+        limits = [1.2 * (0.25 + 0.75 * len(text) / mean) for text in texts]
+        expected += rarity * 2.2 * counts / (counts + limits)
+    spread = before[best].std() / expected.std()
+    expected = before[best] + 2 * spread * (expected - expected.mean())
+    expected += before[best].min() - expected.min()
+    np.testing.assert_allclose(again[best], expected, rtol=1e-4)
+    assert not again[before == 0].any()
+    monkeypatch.setattr(indexes, "RANKED_AGAIN", 2)
+    two = np.argsort(-before)[:2]
+    assert {*np.argsort(-index.by_words(question))[:2]} == {*two}  # they stay above the others
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "marked"),
+    [
+        ("Die Schiffe legten in den Häfen an.", "Wo legt ein Schiff an?", ["Schiffe", "an"]),
+        ("Er sammelte Briefmarken.", "Briefmarkensammler", ["Briefmarken"]),
+        ("На станции стояли паровозы.", "станция с паровозом", ["станции", "паровозы"]),
+        ("Kütüphaneler akşam kapanır.", "kütüphanenin kapanışı", ["Kütüphaneler", "kapanır"]),
+        ("كان المهندسون يبنون الجسور", "المهندس والجسر", ["المهندسون"]),
+        ("It mounted the encrypted disks.", "mounting encryption", ["mounted", "encrypted"]),
+        ("Los trenes llegaban tarde.", "llegada del tren", ["llegaban"]),
+        ("Τα πλοία ταξίδευαν αργά.", "ταξιδεύει", ["ταξίδευαν"]),
+        ("Model X12000 and X1200.", "x12000", ["X12000"]),
+        ("The interests of an intern.", "interns", ["interests", "intern"]),
+        ("The cats and the catalogue.", "cats", ["cats"]),
+    ],
+)
+def test_other_forms_of_a_word_are_found(tmp_path, text, question, marked):
+    hit = make(tmp_path / "index", [text, *TEXTS]).ask(question)[0]
+    assert hit.text == text
+    assert [hit.text[start:stop] for start, stop in hit.words] == marked
+
+
+FSTAB = "The file /etc/fstab lists disks; see mount --no-canonicalize."
+LINKS = [
+    FSTAB,
+    "Hard links share a file. A hard link is no copy, and the link is hard to see.",
+    "A link is hard to break; the etc folder has no fstab, and no option canonicalize.",
+    "Other things are elsewhere, where nothing is said about any of this.",
+]
+
+
+@pytest.mark.parametrize(
+    ("question", "found", "marked"),
+    [
+        ('"hard link"', [1], ["hard", "link"]),
+        ("“HARD link”", [1], ["hard", "link"]),
+        ("hard link", [1, 2], ["Hard", "hard", "link", "link", "hard"]),
+        ("hard -copy", [2], ["hard"]),
+        ('hard -"link is hard"', [], []),
+        ("hard -links", [2], ["hard"]),
+        ("hard -zebra", [1, 2], ["Hard", "hard", "hard"]),
+        ("/etc/fstab", [0], ["etc", "fstab"]),
+        ("what is in (/etc/fstab)?", [0], ["etc", "fstab"]),
+        ("--no-canonicalize", [0], ["no", "canonicalize"]),
+        ("disk -t 5 - hard", [1, 2], ["Hard", "hard", "hard"]),
+        ('"disks see"', [0], ["disks", "see"]),
+        ('"see disks"', [], []),
+        ('"disk"', [], []),
+    ],
+)
+def test_what_a_question_means_exactly_is_matched_as_it_stands(tmp_path, question, found, marked):
+    hits = make(tmp_path / "index", LINKS).ask(question)
+    assert [LINKS.index(hit.text) for hit in hits] == found
+    assert [hit.text[start:stop] for hit in hits[:1] for start, stop in hit.words] == marked
+
+
+def test_a_model_is_not_asked_what_a_question_excludes(tmp_path):
+    index = make(tmp_path / "index", vectors=VECTORS)
+    asked = []
+    index.embed = lambda texts: asked.extend(texts) or VECTORS[3:4]
+    for half in ("meaning", None):
+        assert TEXTS[3] not in {hit.text for hit in index.ask('drink -"coffee, tea"', half=half)}
+    assert index.ask("drink", half="meaning")[0].text == TEXTS[3]
+    assert asked == ["drink ", "drink ", "drink"]
 
 
 def test_a_hit_has_its_place_and_the_words_that_matched(index):
@@ -204,10 +304,13 @@ def test_while_a_large_file_is_read_readers_are_not_locked_out_and_other_writers
     [
         ("?!", "has no word"),
         ("", "has no word"),
+        ("-coffee", "has no word"),
+        ('""', "has no word"),
+        ('a "roasted bean', "has a quotation mark without its other; end the phrase with it, or"),
         ("\0", "has no word"),
         ("word " * 2_000_000, "has 10,000,000 characters, more than 10,000"),
     ],
-    ids=["marks", "empty", "zero", "10 MB"],
+    ids=["marks", "empty", "excluded", "no phrase", "phrase", "zero", "10 MB"],
 )
 def test_a_question_that_cannot_be_asked_is_an_error(index, question, message):
     with pytest.raises(ConfigError, match=message):
@@ -217,10 +320,11 @@ def test_a_question_that_cannot_be_asked_is_an_error(index, question, message):
 
 
 def test_a_question_of_the_query_language_is_words(index):
-    asked = ['" OR NEAR(', "text:coffee*", "-coffee ^tea", 'AND "', "x" * 9_999]
+    asked = ["' OR NEAR(", "text:coffee*", "-coffee ^tea", 'AND "(" -"*"', "x" * 9_999]
     for question in (*asked, " ".join(f"word{n}" for n in range(1100))):
         index.ask(question)
     assert index.ask("coffee NOT tea")[0].text == TEXTS[3]
+    assert index.ask("-coffee ^tea")[0].text == TEXTS[1]
 
 
 def test_other_files_and_versions_are_refused(tmp_path):
