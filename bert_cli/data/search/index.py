@@ -385,14 +385,25 @@ class Index:
             rows = self.table.execute(f"{text} AND {near}", [passage, passage, AROUND]).fetchall()
         return [text for (text,) in rows]
 
-    def owners(self) -> tuple[npt.NDArray[np.int64], dict[int, tuple[str, str, str, str, str]]]:
-        """Return the document of each passage [N], and the names of each document by its number.
+    def owners(self) -> tuple[npt.NDArray[np.int64], list[tuple[int, Sequence[str]]]]:
+        """Return the position of the document of each passage [N], and position and names of each document.
 
-        These are its title, its name and its path with its number in the file, and name and path of the file.
+        Copies, whose passages are equal, have one position. The names are the title, name and path with the number in
+        the file, and name and path of the file.
         """
-        columns = "document, title, name || suffix, path || suffix, name, path"
-        rows = self.table.execute(f"SELECT {columns} FROM places ORDER BY id").fetchall()
-        return np.array([row[0] for row in rows], np.int64), {row[0]: row[1:] for row in rows}
+        columns = "document, hash, title, name || suffix, path || suffix, name, path"
+        hashes: dict[int, list[int]] = {}
+        names: dict[int, Sequence[str]] = {}
+        for document, number, *rest in self.table.execute(
+            f"SELECT {columns} FROM places ORDER BY id"
+        ):
+            hashes.setdefault(document, []).append(number)
+            names[document] = rest
+        contents = [*map(tuple, hashes.values())]
+        first = {content: position for position, content in reversed([*enumerate(contents)])}
+        positions = [first[content] for content in contents]
+        owner = np.repeat(positions, [*map(len, contents)])
+        return owner, [*zip(positions, names.values(), strict=True)]
 
 
 def hash_of(text: str) -> int:

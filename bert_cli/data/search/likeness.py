@@ -29,8 +29,8 @@ def likeness(question: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
     )
     groups = {asked[n : n + LETTERS] for n in range(len(asked) - LETTERS + 1)}
     counts = np.array([[text.count(group) for group in sorted(groups)] for text in spaced])
-    found = (counts > 0).sum(0)  # [G]
-    rarity = np.log1p((len(texts) - found + 0.5) / (found + 0.5))
+    present = (counts > 0).sum(0)  # [G]
+    rarity = np.log1p((len(texts) - present + 0.5) / (present + 0.5))
     lengths = np.array([[len(text)] for text in spaced])  # [n, 1]
     limits = SATURATION * (1 - BY_LENGTH + BY_LENGTH * lengths / lengths.mean())
     return (rarity * counts * (SATURATION + 1) / (counts + limits)).sum(1, dtype=np.float32)

@@ -17,6 +17,8 @@ Split = Callable[[str], list[str]]
 LENGTH = 1000
 """Characters of a passage, about 200 tokens: models of sentences read 256. A letter of UNSPACED counts WIDE times."""
 WIDE = 4
+ENOUGH = 400
+"""Length of a passage from which the next heading ends it: a list of options is not fifty passages."""
 # Letters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese and Chinese.
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 IS_UNSPACED = re.compile(f"[{UNSPACED}]")
@@ -141,9 +143,11 @@ def passages_of(lines: Sequence[str], split: Split) -> list[Passage]:
         if unit is None:
             groups.append([])
             continue
-        is_full = bool(begun) and width(text[begun[0].start : unit.stop]) > LENGTH
+        start = begun[0].start if begun else unit.start
+        is_full = width(text[start : unit.stop]) > LENGTH
+        ends = is_full or (unit.is_heading and width(text[start : unit.start]) >= ENOUGH)
         stays = not begun or begun[-1].is_heading  # a heading stays with what follows
-        if (is_full and len(begun) > 1) or (not stays and (is_full or unit.is_heading)):
+        if (is_full and len(begun) > 1) or (not stays and ends):
             groups.append([unit])
         else:
             begun.append(unit)

@@ -12,16 +12,14 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from bert_cli.data.search.passages import UNSPACED
+from bert_cli.data.search.passages import IS_UNSPACED, UNSPACED
 from bert_cli.errors import ConfigError
 
 TOKENIZER = "ascii"
 """Each character that is not ASCII is a letter for it: `indexed` has replaced those that are none."""
 LONGEST_QUESTION = 10_000  # characters
 FIRST = 5  # letters that the forms of a word share
-LETTER = re.compile(f"[{UNSPACED}]")
 RUN_OF_KIND = re.compile(r"[\0-\x7f]+|[^\0-\x7f]+")
-NOT_ASCII = re.compile(r"[^\0-\x7f]+")
 NO_WORD = r"\0-/:-`{-\x7f"  # in folded text, which has no other characters that are not of a word
 WORD = re.compile(f"[{UNSPACED}]|[^{NO_WORD}{UNSPACED}]+")
 RUN = re.compile(f"[{UNSPACED}]+|[^{NO_WORD}{UNSPACED}]+")
@@ -77,32 +75,27 @@ class _Letters(dict[int, str]):
 _LETTERS = _Letters()
 
 
-@lru_cache(1 << 16)
-def _folded(run: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFKD", run).translate(_LETTERS))
-
-
-@lru_cache(1 << 16)
-def _indexed(run: str) -> str:
-    return LETTER.sub(r" \g<0> ", _folded(run))
-
-
 def folded(text: str) -> str:
     """Return text without case, marks and forms of letters, for comparisons; other characters become spaces."""
-    return NOT_ASCII.sub(lambda run: _folded(run[0]), text.lower())
+    small = text.lower()
+    if small.isascii():
+        return small
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFKD", small).translate(_LETTERS))
+
+
+_folded = lru_cache(1 << 16)(folded)  # of letters
 
 
 def indexed(text: str) -> str:
     """Return folded text with spaces around each letter of a script without spaces."""
-    small = text.lower()
-    return small if small.isascii() else NOT_ASCII.sub(lambda run: _indexed(run[0]), small)
+    return IS_UNSPACED.sub(r" \g<0> ", folded(text))
 
 
 def words_of(question: str) -> list[str]:
     """Return the different words, and pairs of neighbours, of a question in order."""
     parts: list[str] = []
     for run in RUN.findall(folded(question)):
-        pairs = len(run) - 1 if LETTER.match(run) else 0
+        pairs = len(run) - 1 if IS_UNSPACED.match(run) else 0
         parts += [run[n : n + 2] for n in range(pairs)] or [run]
     return list(dict.fromkeys(parts))
 

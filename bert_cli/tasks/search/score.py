@@ -66,7 +66,7 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
     """Return the positions [M] of the right documents of each question."""
     # By name and what has it, which is a document, or a file and stands for all of its documents.
     positions: dict[str, dict[str | int, set[int]]] = {}
-    for position, (title, document, numbered, name, file) in enumerate(index.owners()[1].values()):
+    for position, (title, document, numbered, name, file) in index.owners()[1]:
         for known in (title, document, numbered, name, file):
             source = file if known in (name, file) else position
             positions.setdefault(known, {}).setdefault(source, set()).add(position)
@@ -99,7 +99,6 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Scores:
     Without vectors W is 1: words alone.
     """
     owner, _ = index.owners()
-    starts = np.flatnonzero(np.diff(owner, prepend=-1))  # the passages of a document are neighbours
     questions = list(relevant)
     rows: list[list[tuple[float, float, float]]] = []
     for begin in range(0, len(questions), AT_ONCE):
@@ -112,7 +111,9 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Scores:
             if meaning is not None:
                 halves += [combined(lexical, meaning, weight) for weight in WEIGHTS[1:-1]]
                 halves.append(meaning)
-            best = (np.maximum.reduceat(scores, starts) for scores in halves)
+            best = np.full((len(halves), owner.max() + 1), -np.inf, np.float32)
+            for ranking, scores in zip(best, halves, strict=True):
+                np.maximum.at(ranking, owner, scores)
             rows.append([metrics_of(scores, relevant[question]) for scores in best])
     return np.array(rows)
 

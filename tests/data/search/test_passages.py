@@ -48,17 +48,19 @@ def test_a_sentence_that_is_longer_is_cut_at_spaces():
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        (["NAME", "It lists files.", "OPTIONS", "It has options."],
-         ["NAME\nIt lists files.", "OPTIONS\nIt has options."]),
+        (["NAME", f"{SENTENCE * 10}.", "OPTIONS", "It has options."],
+         [f"NAME\n{SENTENCE * 10}.", "OPTIONS\nIt has options."]),
+        (["NAME", "It lists files.", "OPTIONS", "-a", f"{SENTENCE * 9}.", "-b", "It has options.", "-c", "All."],
+         [f"NAME\nIt lists files.\nOPTIONS\n-a\n{SENTENCE * 9}.", "-b\nIt has options.\n-c\nAll."]),
         (["Title", "Part one", "It begins."], ["Title\nPart one\nIt begins."]),
-        (["# Title", "It begins.", "## Next", "# Last", "It ends."],
-         ["# Title\nIt begins.", "## Next\n# Last\nIt ends."]),
+        (["# Title", f"{SENTENCE * 10}.", "## Next", "# Last", "It ends."],
+         [f"# Title\n{SENTENCE * 10}.", "## Next\n# Last\nIt ends."]),
         (["Take:", "soap", "tea", "milk", "and stir it."], ["Take:\nsoap\ntea\nmilk\nand stir it."]),
         (["It begins.", "The end"], ["It begins.\nThe end"]),
         (["..., ---", "* * *"], []),
         (["It begins.", f"# {SENTENCE * 3}", "It ends."], [f"It begins.\n# {SENTENCE * 3}\nIt ends."]),
     ],
-    ids=["headings", "two", "markup", "list", "last", "no word", "long"],
+    ids=["headings", "options", "two", "markup", "list", "last", "no word", "long"],
 )  # fmt: skip
 def test_a_heading_begins_a_passage_and_a_list_does_not(lines, expected):
     assert passages(lines) == expected

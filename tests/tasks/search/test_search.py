@@ -29,7 +29,7 @@ from bert_cli.tasks.search.opened import Model
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
 MANUALS = {
     "mount.txt": "MOUNT\n\nThe command mounts a disk. It needs a folder.\n",
-    "shell/copy.txt": "COPY\n\nIt copies files to a folder.\n\nOPTIONS\n\nThere are none.\n",
+    "shell/copy.txt": f"COPY\n\n{'It copies files to a folder. ' * 15}\n\nOPTIONS\n\nThere are none.\n",
     "notes.jsonl": '{"text": "Coffee is good."}\n{"text": "The film was bad, and the music fine."}\n',
 }
 
@@ -264,7 +264,7 @@ def test_scores_are_those_of_scikit_learn(manuals, capsys):
     owner, documents = index.owners()
     for row, (question, right) in enumerate(relevant.items()):
         passages = index.by_words(question)
-        best = [max(passages[owner == number]) for number in documents]
+        best = [max(passages[owner == number]) for number, _ in documents]
         labels = [[n in right for n in range(len(best))]]
         ndcg, recall, mrr = scores[row, 0]
         order = np.argsort(-np.array(best), kind="stable").tolist()
@@ -278,6 +278,22 @@ def test_scores_are_those_of_scikit_learn(manuals, capsys):
     assert main(["search", "score", "index", "--queries", "queries.tsv"]) == 0
     out = capsys.readouterr().out
     assert "5 questions about" in out and f"words    {scores[:, 0, 0].mean():.3f} [" in out
+
+
+def test_copies_of_a_document_are_one_right_answer(manuals, capsys):
+    tea = "TEA\n\nTea is good.\n"
+    write(manuals, {f"tea{n}.txt": tea for n in range(12)} | {"other.txt": f"{tea} Or coffee.\n"})
+    main(["search", "make", "index", "manuals"])
+    Path("queries.tsv").write_text(
+        "question\tdocument\ngood tea\ttea7.txt\ngood tea\ttea9.txt\ntea is good\tTEA\n"
+    )
+    with pytest.raises(DataError, match="'TEA' names 2 documents"):  # other.txt too
+        score.read_queries(Path("queries.tsv"), open_index(Path("index")))
+    Path("queries.tsv").write_text("question\tdocument\ngood tea\ttea7.txt\ngood tea\ttea9.txt\n")
+    index = open_index(Path("index"))
+    relevant = score.read_queries(Path("queries.tsv"), index)
+    assert [len(rows) for rows in relevant.values()] == [1]
+    assert score.question_scores(index, relevant)[0, 0].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals):
@@ -361,7 +377,7 @@ def test_questions_that_cannot_be_scored_are_errors(manuals, capsys, rows, messa
 )
 def test_a_name_of_several_documents_is_an_error(manuals, capsys, name, number):
     for folder in (manuals, Path("more")):
-        write(folder, {"tea.txt": "TEA\n\nTea is good.\n"})
+        write(folder, {"tea.txt": f"TEA\n\nTea of {folder.name} is good.\n"})
     main(["search", "make", "index", "manuals", "more"])
     name = name.format(folder=Path.cwd())
     Path("queries.tsv").write_text(f"question\tdocument\ntea\t{name}\n")
