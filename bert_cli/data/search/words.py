@@ -149,12 +149,12 @@ def spans(text: str, terms: Iterable[str]) -> list[tuple[int, int]]:
     """Return the characters of a text that the terms of a question find; neighbours without a space are one."""
     compared, positions = _folded_with_positions(text)
     matches = list(WORD.finditer(compared))
-    found = [match[0] for match in matches]
+    parts = [match[0] for match in matches]
     asked = {term.replace('"', "") for term in terms}
-    marked = {n for n, word in enumerate(found) if f"{word[:FIRST]}*" in asked}
+    marked = {n for n, word in enumerate(parts) if f"{word[:FIRST]}*" in asked}
     for size in {term.count(" ") + 1 for term in asked}:
-        for n in range(len(found) - size + 1):
-            if " ".join(found[n : n + size]) in asked:
+        for n in range(len(parts) - size + 1):
+            if " ".join(parts[n : n + size]) in asked:
                 marked |= {*range(n, n + size)}
     bold: list[tuple[int, int]] = []
     for n in sorted(marked):
