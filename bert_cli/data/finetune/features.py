@@ -8,7 +8,6 @@ tokens of all examples, M micro-batches of a step, B examples of a micro-batch, 
 import hashlib
 import json
 import math
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.data.examples.reader import Batching, Stream
+from bert_cli.data.examples.source import Packs
 from bert_cli.data.io.arrays import read_arrays, write_arrays
 from bert_cli.data.random import record_at
 from bert_cli.data.records.formats import Array, Batch
@@ -280,21 +280,26 @@ class TextReader(FeatureReader):
 class PackReader(TextReader):
     """Batches of packed texts: rows [R, S] of several texts each, in any order within a step.
 
-    A row is a pack as in pre-training (Krell et al. 2021, section 3.2). Columns [M, T] have the index of each text in
+    A row is a pack as in pre-training. Columns [M, T] have the index of each text in
     the step, -1 for none, and a number of its tokens.
     """
 
     def __getitem__(self, step: int) -> Batch:
         """Return this process' part of the packs of a step, [M, R, S], and their texts [M, T]."""
         texts = self._texts(step)
-        lengths = texts.lengths
-        size = padded_length(int(lengths.max()), self.sequence_length)
+        size = padded_length(int(texts.lengths.max()), self.sequence_length)
         slots = max(1, size // POSITIONS_OF_A_TEXT)
-        pack, slot, offset = pack_texts(lengths, size, slots)
+        packs = Packs(texts.lengths, size, slots, seed=0)
+        texts_of_pack = packs.records(np.arange(len(packs)), np.zeros(len(packs), np.int64))
+        pack, slot = np.nonzero(texts_of_pack >= 0)
+        text = texts_of_pack[pack, slot]
+        texts = texts.take(text)
+        lengths = texts.lengths
+        offset = texts.starts - texts.starts[slot == 0][pack]
         texts_of_batch = self.batching.micro_batch_size * self.group
         micro_batches = len(texts) // texts_of_batch
         multiple = -(-texts_of_batch // ROWS_IN_A_BATCH)
-        rows = -(-(1 + int(pack.max())) // (micro_batches * multiple)) * multiple
+        rows = -(-len(packs) // (micro_batches * multiple)) * multiple
         rows = min(texts_of_batch, rows)
         # Micro-batches get packs in turn, so that each has long and short texts.
         row = pack % micro_batches * rows + pack // micro_batches
@@ -307,7 +312,7 @@ class PackReader(TextReader):
             "input_mask": token_column(np.repeat(slot + 1, lengths)),
             "position_ids": token_column(runs(np.zeros_like(lengths), lengths)),
             "next_sentence_positions": text_column(offset).reshape(micro_batches, rows, slots),
-            "text_index": text_column(np.arange(len(row)), fill=-1),
+            "text_index": text_column(text, fill=-1),
             "text_numbers": text_column(_text_numbers(texts)),
         }
         columns |= {name: text_column(column) for name, column in texts.labels.items()}
@@ -329,33 +334,6 @@ def _placed(shape: tuple[int, ...], index: Array, values: Array, fill: int = 0) 
     array = np.full((*shape, *values.shape[1:]), fill, dtype)
     array.reshape(-1, *values.shape[1:])[index] = values
     return array
-
-
-def pack_texts(lengths: Numbers, size: int, slots: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Return the pack of each text, its number in the pack and its first position.
-
-    A pack has at most `size` tokens and `slots` texts. The longest text comes first, each into the fullest pack with
-    room.
-    """
-    pack, slot, offset = np.zeros((3, len(lengths)), np.int64)
-    texts_of_pack: list[int] = []
-    open_packs: list[tuple[int, int]] = []  # (free positions, pack), in order
-    for text in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[text])
-        fullest = bisect_left(open_packs, (length, -1))
-        if fullest == len(open_packs):
-            free_positions = size
-            number = len(texts_of_pack)
-            texts_of_pack.append(0)
-        else:
-            free_positions, number = open_packs.pop(fullest)
-        pack[text] = number
-        slot[text] = texts_of_pack[number]
-        offset[text] = size - free_positions
-        texts_of_pack[number] += 1
-        if texts_of_pack[number] < slots and free_positions > length:
-            insort(open_packs, (free_positions - length, number))
-    return pack, slot, offset
 
 
 class Pieces(NamedTuple):
