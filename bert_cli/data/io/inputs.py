@@ -15,7 +15,7 @@ from bert_cli.data.io.documents import recognise_lines
 from bert_cli.data.io.files import Format, Part, Reading, recognise
 from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject, in_order
+from bert_cli.files import in_order
 from bert_cli.processes import print_error
 
 GLOB = re.compile(r"[*?\[]")
@@ -32,8 +32,6 @@ class Sentences(NamedTuple):
     """For the manifest."""
     documents: dict[Path, int]
     """The number of documents of each file, where the step that made it says it."""
-    made_with: JSONObject
-    """The settings of the step that made the files, none for other files."""
 
 
 def open_sentences(source: Path, out: Path) -> Sentences:
@@ -49,7 +47,7 @@ def open_sentences(source: Path, out: Path) -> Sentences:
             raise DataError(str(part.path), problem, "run `bert preprocess` on it first")
     shards = manifest.get("shards", [])
     documents = {source / shard["output"]: shard.get("documents", 0) for shard in shards}
-    return Sentences(parts, notes, documents, manifest.get("settings", {}))
+    return Sentences(parts, notes, documents)
 
 
 def open_text(

@@ -92,10 +92,8 @@ def record_files(folder: Path) -> list[Path]:
     """Return the record files below a folder, ordered by name; hidden folders hold partial shards."""
     paths = visible_files(folder, "*.tfrecord")
     if not paths:
-        packed = [path.name for path in visible_files(folder) if path.suffixes[:1] == [".tfrecord"]]
         problem = "holds no .tfrecord files" if folder.is_dir() else "does not exist"
-        problem += f", only {packed[0]}" if packed else ""
-        remedy = "unpack them first" if packed else "use a folder of records"
+        remedy = "use a folder of records, and unpack those that are compressed"
         raise DataError(f"folder ({folder})", problem, remedy)
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 

@@ -115,29 +115,19 @@ def run(settings: TokenizeSettings) -> None:
         whole_word_masking=masking.unit == "word" if masking else None,
     )
     write_corpus(step.out, description)
-    warn_of_truncation(manifest["counts"], recipe.sequence_length, text.made_with)
+    warn_of_truncation(manifest["counts"], recipe.sequence_length)
 
 
-def warn_of_truncation(
-    counts: Mapping[str, int], length: int, made_with: Mapping[str, str]
-) -> None:
-    """Print a line if many tokens did not fit into the pairs, and why; the text was `made_with` these settings."""
+def warn_of_truncation(counts: Mapping[str, int], length: int) -> None:
+    """Print a line if many tokens did not fit into the pairs, and why."""
     truncated = counts.get("tokens_cut", 0) / max(1, counts.get("tokens", 0))
-    if truncated <= MUCH_TRUNCATED:
-        return
-    cause = "lines are long; if they have several sentences, split them with `bert preprocess`"
-    splitter = made_with.get("splitter", "lines")
-    if splitter != "lines":
-        flag = "--sentence-splitter sentencex and " if splitter == "punkt" else ""
-        cause = (
-            f"{splitter}, for language {made_with['language']}, found few ends of sentences; run `bert preprocess` "
-            f"into another folder with {flag}the --language of the text"
+    if truncated > MUCH_TRUNCATED:
+        print_line(
+            f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into {length} positions and "
+            f"are lost: a pair has {counts['tokens'] / counts['records']:.0f} tokens before truncation, because lines "
+            "are long; if they have several sentences, run `bert preprocess` into another folder with "
+            "--sentence-splitter sentencex and the --language of the text; or pass --no-nsp, which uses every token"
         )
-    print_line(
-        f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into {length} positions and are "
-        f"lost: a pair has {counts['tokens'] / counts['records']:.0f} tokens before truncation, because {cause}; or "
-        "pass --no-nsp, which uses every token"
-    )
 
 
 def vocabulary_of(settings: RecipeSettings) -> Vocabulary:

@@ -113,28 +113,8 @@ def test_a_warning_names_lines_that_are_too_long_for_pairs(tmp_path, pieces, cap
         assert (f"warning: {fraction:.0%} of the tokens" in printed) == (name == "lines")
     mean = counts["tokens"] / counts["records"]
     assert f"a pair has {mean:.0f} tokens before truncation" in printed
-    assert "because lines are long; if they have several sentences, split" in printed
-
-
-def test_the_warning_does_not_recommend_the_step_that_made_the_long_lines(tmp_path, pieces, capsys):
-    text = [
-        ["。".join(" ".join(document).rstrip(".").split(". ")) + "。"] for document in documents()
-    ]
-    source = write(tmp_path / "text.txt", text)
-    remedy = "into another folder with {}the --language of the text; or pass --no-nsp"
-    for splitter, more in (("punkt", "--sentence-splitter sentencex and "), ("sentencex", "")):
-        found, out = tmp_path / splitter, tmp_path / f"{splitter}_records"
-        # Punkt finds no sentences in Japanese, so its lines are paragraphs.
-        words = {"sentence_splitter": splitter, "language": "ja"}
-        split(source, found, **({"sentence_splitter": "lines"} if splitter == "punkt" else words))
-        make(found, out, pieces, sequence_length=64, mask_tokens=9)
-        printed = capsys.readouterr().out
-        assert ("tokens of the pairs did not fit" in printed) == (splitter == "punkt")
-        counts = {"tokens": 900, "tokens_cut": 800, "records": 10}
-        tokenize.warn_of_truncation(counts, 64, {"splitter": splitter, "language": "ja"})
-        warning = capsys.readouterr().out
-        assert f"because {splitter}, for language ja, found few ends of sentences; run" in warning
-        assert remedy.format(more) in warning
+    remedy = "run `bert preprocess` into another folder with --sentence-splitter sentencex and the "
+    assert f"because lines are long; if they have several sentences, {remedy}" in printed
 
 
 def test_a_setting_without_effect_is_rejected(tmp_path):

@@ -68,7 +68,7 @@ def test_a_compressed_record_file_is_named_with_what_to_do(tmp_path):
             write_index(path)
     path.rename(tmp_path / "a.tfrecord.gz")
     path.with_suffix(".index").unlink()
-    with pytest.raises(DataError, match=r"no .tfrecord files, only a.tfrecord.gz; unpack them"):
+    with pytest.raises(DataError, match=r"no .tfrecord files; use a folder of records, and unpack"):
         record_files(tmp_path)
 
 
