@@ -5,7 +5,6 @@ The model's folder is described for sentence-transformers, which opens it. Retri
 """
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from bert_cli.data.finetune import tables
-from bert_cli.data.finetune.label_cells import label_of
+from bert_cli.data.finetune.label_cells import label_of, number_of
 from bert_cli.data.tokens.notation import COPY_AGAIN
 from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
 from bert_cli.errors import CheckpointError, DataError
@@ -68,21 +67,11 @@ def read_similarities(path: Path) -> tuple[list[list[str]], Floats]:
     scores = []
     for where, row in _rows(path, ("sentence1", "sentence2", "score")):
         pairs.append([tables.text_of(row, name, where) for name in ("sentence1", "sentence2")])
-        scores.append(_number(label_of(row, "score", where), where))
+        scores.append(number_of(label_of(row, "score", where), where))
     if len({*scores}) < 2:
         problem = "all scores are equal"
         raise DataError(str(path), problem, "use different scores, as rank correlation needs")
     return pairs, np.array(scores, np.float32)
-
-
-def _number(word: str, where: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(where, f"{word!r} is not a number", "fix the score")
-    return value
 
 
 @dataclass(frozen=True)
@@ -119,7 +108,7 @@ def read_retrieval(qrels: Path) -> Retrieval:
         for known, name, file in ((queries, query, "queries"), (numbers, document, "corpus")):
             if name not in known:
                 raise DataError(where, f"{name!r} is not in {folder / file}.jsonl", "fix the id")
-        relevant.setdefault(query, {})[numbers[document]] = max(0.0, _number(score, where))
+        relevant.setdefault(query, {})[numbers[document]] = max(0.0, number_of(score, where))
     if not any(grade for grades in relevant.values() for grade in grades.values()):
         raise DataError(str(qrels), "names no relevant document", "use another file")
     texts = [queries[name] for name in relevant]

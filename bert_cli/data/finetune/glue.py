@@ -8,7 +8,6 @@ every row.
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +15,8 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from bert_cli.data.finetune import tables
-from bert_cli.data.finetune.label_cells import label_numbers, label_of, sorted_labels
-from bert_cli.data.io.rows import Row, check_columns
+from bert_cli.data.finetune.label_cells import label_numbers, label_of, number_of, sorted_labels
+from bert_cli.data.io.rows import Row, check_columns, split_cells
 from bert_cli.errors import DataError
 
 SHORT_ROW = "rows with too few columns, left out"
@@ -134,15 +133,12 @@ def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> t
     if path.suffix == ".json":
         yield from tables.table_rows(path, (), Counter())
         return
-    lines = tables.read_lines(path)
+    rows = split_cells(tables.read_lines(path), str(path), "")
     headless = task.headless if is_labelled else ()
-    columns = headless or tuple(lines[0].split("\t"))
+    columns = headless or next(rows)[1]
     needed = [*task.columns, *([task.label] if is_labelled else [])]
     check_columns(f"{path} (line 1)", needed, columns)
-    first = 0 if headless else 1
-    for number, line in enumerate(lines[first:], first + 1):
-        cells = line.split("\t")
-        where = f"{path} (line {number})"
+    for where, cells in rows:
         if len(cells) >= len(columns):
             remarks[LONG_ROW] += len(cells) > len(columns)
             yield where, dict(zip(columns, cells, strict=False))
@@ -159,14 +155,8 @@ def _labels(
     """Return the label numbers [n], or for regression the scores [n], of (location, label) pairs."""
     if not task.is_regression:
         return label_numbers(words, task.labels or names or ())
-    scores = np.zeros(len(words), np.float32)
-    for row, (where, word) in enumerate(words):
-        with suppress(ValueError):
-            scores[row] = float(word)
-            if 0 <= scores[row] <= HIGHEST_SIMILARITY:
-                continue
-        raise DataError(where, f"score '{word}' is not a number from 0 to 5", "fix the row")
-    return scores
+    scores = [number_of(word, where, 0.0, HIGHEST_SIMILARITY) for where, word in words]
+    return np.array(scores, np.float32)
 
 
 def _label_names(folder: Path, task: Task) -> tuple[str, ...]:

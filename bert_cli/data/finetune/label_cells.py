@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from decimal import Decimal
@@ -42,6 +43,17 @@ def word_of(value: object, name: str, where: str) -> str:
         raise DataError(where, problem, "write a label in each row, or leave the row out")
     check_text(word, where)
     return word
+
+
+def number_of(word: str, where: str, *limits: float) -> float:
+    """Return a score as a number. Raises DataError for another word, and for a number outside of two limits, if any."""
+    least, most = limits or (-sys.float_info.max, sys.float_info.max)
+    with suppress(ValueError):
+        value = float(word)
+        if least <= value <= most:
+            return value
+    inside = " from {:g} to {:g}".format(*limits) if limits else ""
+    raise DataError(where, f"score '{word}' is not a number{inside}", "fix the row")
 
 
 def labels_of(

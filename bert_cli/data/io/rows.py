@@ -90,7 +90,7 @@ def table_rows(
     complete = (mark for mark, names in headers.items() if {*needed} <= {*names})
     delimiter = next(complete, max(headers, key=lambda mark: len(headers[mark])))
     is_plain = delimiter == marks[0] == "\t"
-    rows = _split(chain(["\n"] * blank, [first], lines), source, "" if is_plain else delimiter)
+    rows = split_cells(chain(["\n"] * blank, [first], lines), source, "" if is_plain else delimiter)
     rows = dropwhile(lambda row: not row[1], rows)
     where, header = next(rows, (source, []))
     check_columns(where, needed, header, remedy)
@@ -112,12 +112,14 @@ def table_rows(
 def _cells(line: str, delimiter: str) -> list[str]:
     """Return the cells of a line, one cell if it is not CSV with this delimiter."""
     try:
-        return next(_split([line], "", delimiter), ("", []))[1]
+        return next(split_cells([line], "", delimiter), ("", []))[1]
     except DataError:
         return [line]
 
 
-def _split(lines: Iterable[str], source: str, delimiter: str) -> Iterator[tuple[str, list[str]]]:
+def split_cells(
+    lines: Iterable[str], source: str, delimiter: str
+) -> Iterator[tuple[str, list[str]]]:
     """Yield the (location, cells) of each row; without a delimiter it is a tab, and there is no quoting."""
     if not delimiter:
         for number, line in enumerate(lines, 1):
