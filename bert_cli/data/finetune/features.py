@@ -364,7 +364,8 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: bool
             if with_offsets:
                 places = np.array(encoding.offsets, np.int32).reshape(-1, 2)
                 # The library counts the space before a word to a piece of Unigram, but not of others.
-                places[:, 0] += [text[begin:end][:1].isspace() for begin, end in encoding.offsets]
+                has_space = [text[begin:end][:1].isspace() for begin, end in encoding.offsets]
+                places[:, 0] += np.array(has_space, np.int32)  # also of a text without tokens
                 offsets.append(places)
     counts = np.array(lengths, np.int64)
     return Pieces(np.concatenate(ids), counts.cumsum() - counts, counts, np.concatenate(offsets))

@@ -47,10 +47,10 @@ def word_of(value: object, name: str, where: str) -> str:
 
 def number_of(word: str, where: str, *limits: float) -> float:
     """Return a score as a number. Raises DataError for another word, and for a number outside of two limits, if any."""
-    least, most = limits or (-sys.float_info.max, sys.float_info.max)
+    low, high = limits or (-sys.float_info.max, sys.float_info.max)
     with suppress(ValueError):
         value = float(word)
-        if least <= value <= most:
+        if low <= value <= high:
             return value
     inside = " from {:g} to {:g}".format(*limits) if limits else ""
     raise DataError(where, f"score '{word}' is not a number{inside}", "fix the row")
