@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,7 +24,7 @@ from bert_cli.parse.old_names import adapt, our_name, why_no_effect
 from bert_cli.parse.options import flag_of, options_of, parse_words, split_at_dashes
 from bert_cli.parse.removed import why_unknown
 from bert_cli.processes import print_help
-from bert_cli.settings.markers import POSITIONAL, is_path
+from bert_cli.settings.markers import POSITIONAL, group_of, is_path, kinds_of
 from bert_cli.settings.settings import RUN_LENGTHS, SettingError, Settings
 
 Model = TypeVar("Model", bound=Settings)
@@ -371,12 +371,12 @@ def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
     paths: list[str] = []
     for name, about in fields_of(settings).items():
         path = above + (about.alias or name)
-        kinds = [about.annotation, *get_args(about.annotation)]
-        kinds += [item for kind in kinds if get_origin(kind) is list for item in get_args(kind)]
         paths.append(path)
-        for kind in kinds:
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                paths += field_paths(kind, f"{path}.")
+        for kind in kinds_of(about.annotation):
+            # A list has the class of its items.
+            for item in (kind, *get_args(kind)):
+                if group := group_of(item):
+                    paths += field_paths(group, f"{path}.")
     return paths
 
 
@@ -394,13 +394,12 @@ def _origin_of(path: str, origins: Mapping[str, str]) -> str:
 
 
 def _unknown_setting(steps: Sequence[str], known: Sequence[str]) -> tuple[str, str]:
-    group = ".".join(step for step in steps[:-1] if not step.isdigit())
-    name = steps[-1]
-    siblings = [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == group]
-    anywhere = [path for path in known if path.rpartition(".")[2] == name]
-    near = nearest(name, siblings) or next(iter(anywhere), None)
+    path = ".".join([*(step for step in steps[:-1] if not step.isdigit()), steps[-1]])
+    group, _, name = path.rpartition(".")
+    parts = [setting.rpartition(".") for setting in known]
+    near = nearest(name, [last for above, _, last in parts if above == group])
+    near = near or next(("".join(part) for part in parts if part[2] == name), None)
     remedy = f"did you mean {near!r}?" if near else "remove it"
-    path = f"{group}.{name}" if group else name
     return why_unknown(path) or ("no such setting", remedy)
 
 

@@ -25,7 +25,7 @@ from bert_cli.files import JSONObject, json_with_unique_keys
 from bert_cli.parse.old_names import FALSE, NO_SETTINGS, TRUE, our_name
 from bert_cli.parse.removed import why_unknown
 from bert_cli.settings.markers import HIDDEN, POSITIONAL, USUAL, group_of, is_path, kinds_of
-from bert_cli.settings.settings import Shared
+from bert_cli.settings.settings import Shared, as_list
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 METAVARS = {int: "INT", float: "NUMBER", Path: "PATH", str: "TEXT", dict: "JSON"}
@@ -343,10 +343,8 @@ def _value(option: Option, words: Any) -> Any:
     for text in words:
         if text in NULL:
             return None
-        if text.lstrip().startswith("["):
-            values += json_with_unique_keys(text)
-        elif text.lstrip().startswith("{"):
-            values.append(json_with_unique_keys(text))
+        if text.lstrip().startswith(("[", "{")):
+            values += as_list(json_with_unique_keys(text))
         elif option.flags and text:
             try:
                 values += next(csv.reader([text], skipinitialspace=True))

@@ -62,9 +62,5 @@ def _holds_path(part: object) -> bool:
 
 def group_of(annotation: Any) -> type[BaseModel] | None:
     """Return the class of a group of settings, also of an optional group; None for a list of groups."""
-    if get_origin(annotation) is list:
-        return None
-    for kind in (annotation, *get_args(annotation)):
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return kind
-    return None
+    classes = (kind for kind in kinds_of(annotation) if isinstance(kind, type))
+    return next((kind for kind in classes if issubclass(kind, BaseModel)), None)

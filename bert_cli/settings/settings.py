@@ -206,7 +206,7 @@ def _expand(path: Any, is_opened: bool) -> Any:
     return expanded
 
 
-def as_list(value: object) -> object:
+def as_list(value: object) -> list[Any]:
     """Return a list as it is, and another value as a list of one."""
     return value if isinstance(value, list) else [value]
 
