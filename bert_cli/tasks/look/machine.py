@@ -167,14 +167,9 @@ def description() -> JSONObject:
     total, free = memory()
     known = [name for flag, name in INSTRUCTIONS.items() if flag in flags]
     model = re.search(r"^model name\s*: (.*)$", _read(CPUINFO), re.MULTILINE)
+    of_these = ", ".join(INSTRUCTIONS.values())
     text = f"{model[1] if model else platform.machine()}, {count(number, 'core')}; "
-    missing = " or ".join(name for name in ("AVX-512", "bf16") if name not in " ".join(known))
-    if known:
-        text += ", ".join(known) + (f", no {missing}" if missing else "")
-    elif flags:
-        text += f"none of {', '.join(INSTRUCTIONS.values())}"
-    else:
-        text += "its instructions are unknown"
+    text += ", ".join(known) or (f"none of {of_these}" if flags else "its instructions are unknown")
     quota = re.match(r"(\d+) (\d+)", _read(CGROUP / "cpu.max"))
     return {
         "processor": text,

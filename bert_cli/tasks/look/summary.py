@@ -5,6 +5,7 @@ finite are left out and counted.
 """
 
 import json
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -140,11 +141,7 @@ def value_in_words(value: object) -> str:
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
-    """Return the shortest ends of the runs' paths that are all different, with the same number of parts."""
-    parts = [run.folder.resolve().parts[1:] for run in runs]
-    for number in range(1, max(map(len, parts), default=0) + 1):
-        names = [printable("/".join(path[-number:])) for path in parts]
-        # The folder of a seed says nothing without its parent.
-        if len(set(names)) == len(names) and not all(name.startswith("seed_") for name in names):
-            return names
-    return [printable(str(run.folder)) for run in runs]
+    """Return the paths of the runs below the last folder that holds all of them."""
+    folders = [run.folder.resolve() for run in runs]
+    top = os.path.commonpath([folder.parent for folder in folders])
+    return [printable(str(folder.relative_to(top))) for folder in folders]
