@@ -78,10 +78,9 @@ def run(settings: PlotSettings) -> None:
         write_output(settings.output / name, content, "output")
     for folder in empty:
         print_line(f"{printable(folder)}: has no step yet; it is only in the tables")
-    smoothing = f"smoothed over {window:,} steps" if window > 1 else "not smoothed"
-    print_line(
-        f"{printable(str(settings.output / PAGE))}: {count(len(runs), 'run')}, {files}; {smoothing}"
-    )
+    page = printable(str(settings.output / PAGE))
+    smoothing = summary.window_in_words(window)
+    print_line(f"{page}: {count(len(runs), 'run')}, {files}; {smoothing}")
 
 
 def pictures_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
@@ -226,7 +225,7 @@ def page_of(
     }
     for name in dict.fromkeys(name for column in columns for name in column):
         cells = [summary.in_words(name, column.get(name)) for column in columns]
-        metrics[summary.label_of(name)] = cells
+        metrics[name] = cells
     ends = {
         label: metrics[label]
         for label in metrics

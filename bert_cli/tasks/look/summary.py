@@ -78,7 +78,7 @@ def summary_of(run: Run, window: int) -> dict[str, float]:
     if np.isfinite(gradient).any():
         summary["gradient norm, last"] = gradient[np.isfinite(gradient)][-1]
     if len(values["seconds_per_step"]):
-        summary["seconds in steps"] = np.nansum(values["seconds_per_step"])
+        summary["time in steps"] = np.nansum(values["seconds_per_step"])
     if np.nansum(values["skipped"]):
         summary["steps skipped"] = np.nanmax(values["skipped"])
     if count := sum(any(row.get(name, 0.0) is None for name in losses) for row in rows):
@@ -117,16 +117,11 @@ def window_in_words(window: int) -> str:
     return f"means over {window:,} steps" if window > 1 else "values of single steps"
 
 
-def label_of(name: str) -> str:
-    """Return a metric's name before a value of `in_words`, which has its own unit."""
-    return name.replace("seconds in", "time in")
-
-
 def in_words(name: str, value: float | None) -> str:
     """Return a value of `summary_of` as text, "" for None."""
     if value is None:
         return ""
-    if name.startswith("seconds"):
+    if name.startswith("time"):
         return format_duration(value)
     if "step" in name:
         return f"{value:,.0f}"

@@ -30,11 +30,11 @@ def test_pictures_and_page_are_written(tmp_path, write_run, capsys):
     assert {path.name for path in out.iterdir()} == {"index.html", *(f"{n}.svg" for n in names)}
     printed = capsys.readouterr().out
     assert printed.startswith(f"{out / 'index.html'}: 2 runs, loss.svg, ")
-    assert printed.endswith("smoothed over 2 steps\n")
+    assert printed.endswith("; means over 2 steps\n")
     # Flags may be between the runs; a short run is not smoothed; a run without a step is only in the tables.
     assert plot(write_run(tmp_path / "short", 5), "--output", out, empty) == 0
     printed = capsys.readouterr().out
-    assert f"{empty}: has no step yet" in printed and printed.endswith("; not smoothed\n")
+    assert f"{empty}: has no step yet" in printed and printed.endswith("; values of single steps\n")
     assert plot(empty, "--output", tmp_path / "none") == 3
     assert "have no step in metrics.jsonl yet" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()

@@ -32,7 +32,7 @@ def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
         "held-out f1, best": 0.5,
         "held-out f1, step of the best": 1,
         "tokens per second, median": 8.0,
-        "seconds in steps": 6.0,
+        "time in steps": 6.0,
         "steps skipped": 1,
         "steps whose loss is not finite": 1,
     }
