@@ -33,11 +33,11 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Sour
     """Return the task: the windows of both files."""
     train = None
     if settings.do_training:
-        learned, windows = _read(settings, tokenizer, "train_file")
+        learned, windows = _read(settings, tokenizer, training=True)
         train = windows.features
     if not settings.do_validation:
         return Task(2, None, train, best="f1")
-    questions, windows = _read(settings, tokenizer, "validation_file")
+    questions, windows = _read(settings, tokenizer, training=False)
     if settings.do_training:
         trained, scored = ([[row.context] for row in rows] for rows in (learned, questions))
         warn_of_shared("train_file", trained, {"validation_file": scored})
@@ -46,11 +46,11 @@ def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Sour
 
 
 def _read(
-    settings: SquadSettings, tokenizer: TextTokenizer, which: str
+    settings: SquadSettings, tokenizer: TextTokenizer, *, training: bool
 ) -> tuple[Sequence[Question], squad_windows.Windows]:
     """Return the questions of a file and their windows; print their numbers and what was left out."""
-    training = which == "train_file"
-    path: Path | None = getattr(settings, which)
+    which = "train_file" if training else "validation_file"
+    path = settings.train_file if training else settings.validation_file
     if path is None:
         if settings.dataset_dir is None:
             remedy = f"pass --{which.replace('_', '-')}, or --dataset-dir with both files"

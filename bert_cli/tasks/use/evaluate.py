@@ -1,6 +1,7 @@
 """`bert evaluate`: score a checkpoint of a pre-training run on records, as the run scores itself, on one device."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from bert_cli.config.parallel import Parallel
@@ -96,8 +97,7 @@ def draft_of(
         "validation_dir": records or order.validation_dir,
     }
     draft = Draft(order.model_copy(update=changes))
-    job.find_model(draft)
-    job.open_held_out(draft, name)
+    draft.take((("model", job.find_model), (name, partial(job.open_held_out, name=name))))
     return draft
 
 

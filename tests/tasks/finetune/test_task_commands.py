@@ -269,12 +269,13 @@ def test_windows_are_made_again_after_a_change_of_what_they_depend_on(
     files = {which: tmp_path / "dev.json" for which in ("train_file", "validation_file")}
     values = {**SIZES, **files, "cache_dir": tmp_path}
     tokenizer = read_tokenizer(base / "model")
-    squad._read(SquadSettings.model_validate(values), tokenizer, "train_file")
-    which = "validation_file" if change == "training" else "train_file"
+    squad._read(SquadSettings.model_validate(values), tokenizer, training=True)
+    training = change != "training"
     tokenizer = larger_tokenizer if change == "tokenizer" else tokenizer
     values |= {"train_file": tmp_path / "other.json"} if change == "file" else {}
     values |= change if isinstance(change, dict) else {}
-    questions, windows = squad._read(SquadSettings.model_validate(values), tokenizer, which)
+    settings = SquadSettings.model_validate(values)
+    questions, windows = squad._read(settings, tokenizer, training=training)
     is_equal = change in ({}, {"max_answer_length": 7})
     assert len(made) == (1 if is_equal else 2)
     assert windows.question.max() == len(questions) - 1
