@@ -263,21 +263,11 @@ def quotas_of(weights: Sequence[float]) -> list[int]:
 
 
 def _check_fit(left: Records, right: Records) -> None:
-    """Raise DataError unless two corpora differ and their examples can be in one batch."""
+    """Raise DataError for two sources of the same records or with other vocabularies."""
     both = f"dataset_dir ({left.folder} and {right.folder})"
     if left.fingerprint == right.fingerprint:
         remedy = "name one of them, with the weights added together"
         raise DataError(both, "hold the same records", remedy)
-    differing = {name for name, _, _ in _columns(left) ^ _columns(right)}
     if left.corpus["vocab_sha256"] != right.corpus["vocab_sha256"]:
-        differing = {"vocabularies"}
-    if differing:
-        problem = f"differ in their {', '.join(sorted(differing))}"
-        remedy = "make one of them again with the settings of the other"
-        raise DataError(both, problem, remedy)
-
-
-def _columns(source: Records) -> set[tuple[str, tuple[int, ...], str]]:
-    """Return name, shape and type of each column of an example."""
-    example = shuffled(source, 0)
-    return {(name, column.shape[1:], column.dtype.str) for name, column in example.items()}
+        remedy = "make one of them again with the vocabulary of the other"
+        raise DataError(both, "differ in their vocabularies", remedy)

@@ -228,7 +228,7 @@ def pack_columns(sequences: Batch, counts_B: Ints, sizes: tuple[int, int, int], 
     """Put masked sequences into packs [B] of `sizes` S, P and C; each pack takes the next `counts` sequences.
 
     Read row by row, a block of packs has the tokens of its sequences in their order, so a column of packs is one
-    masked assignment. Raises DataError for a pack without room.
+    masked assignment.
     """
     sequence_length, predictions, pack_size = sizes
     is_token_RS = sequences["input_mask"] > 0
@@ -243,15 +243,6 @@ def pack_columns(sequences: Batch, counts_B: Ints, sizes: tuple[int, int, int], 
     pack_R = np.repeat(np.arange(len(counts_B)), counts_B)
     masked_B = np.bincount(pack_R, is_masked_RP.sum(axis=1), len(counts_B)).astype(np.int64)
     is_masked_BP = np.arange(predictions) < masked_B[:, None]
-    for unit, totals, room in (
-        ("tokens", totals_B, sequence_length),
-        ("masked positions", masked_B, predictions),
-    ):
-        if int(totals.max(initial=0)) > room:
-            problem = f"is more than the {room} that fit the lengths in corpus.json"
-            remedy = "make the records again: they were made with other settings"
-            raise DataError(f"a pack ({totals.max()} {unit})", problem, remedy)
-
     packed: Batch = {}
 
     def put(name: str, values: Array, where: npt.NDArray[np.bool_], empty: int) -> None:

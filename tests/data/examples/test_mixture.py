@@ -114,13 +114,9 @@ def test_the_description_counts_the_examples_of_each_corpus(home):
 
 def test_corpora_that_do_not_fit_together_are_refused_and_both_are_named(home, tmp_path):
     large, small = source(home / "large"), source(home / "small")
-    wide = source(home / "small", sequence_length=S)
     words = source(make_corpus(tmp_path / "words", "dynamic", [9], vocab_sha256="another"))
     for one, other, message in (
-        (large, source(home / "small", predictions=3), "masked_lm_ids, .*masked_lm_weights"),
-        (large, wide, "differ in their input_ids, input_mask, segment_ids"),
         (large, words, "differ in their vocabularies"),
-        (source(home / "large", **PACKED), wide, "next_sentence_positions"),
         (small, source(home / "large" / ".." / "small"), "hold the same records"),
     ):
         with pytest.raises(DataError, match=message) as caught:
