@@ -44,7 +44,8 @@ def test_a_batch_grows_linearly_in_the_examples_that_were_read():
     assert [2 * size * sizes.count(size) for size in range(2, 8)] == [100, 102, 104, 100, 96, 98]
     assert_consecutive(plan)
     assert 1000 <= plan.examples < 1016
-    assert "grows from 2 to 8 micro-batches by step" in describe(plan)
+    by = f"grows from 2 to 8 micro-batches by step {sizes.index(8)}\n"
+    assert by in describe(plan)
     many = settings_of(global_batch={"start_fraction": 0.01, "grad_acc_steps_per_replica": 500})
     assert len(plan_of(many, 500).segments) <= 17
 
@@ -53,6 +54,7 @@ def test_the_fraction_of_masked_tokens_changes_linearly_from_the_first_to_the_la
     plan = plan_of(settings_of(masking={"start_probability": 0.3, "probability": 0.15}), 500)
     values = [plan.mask_probability(step) for step in (0, 31, 62, 70)]
     assert values == pytest.approx([0.3, 0.225, 0.15, 0.15])
+    assert "masks 30.0% of the tokens in the first step and 15.0% in the last" in describe(plan)
     assert plan_of(settings_of(), 500).mask_probability(3) is None
 
 
@@ -84,7 +86,8 @@ def test_the_fingerprint_of_the_steps_changes_with_their_sizes():
 
 
 def test_a_run_of_few_steps_decays_on_its_last_one():
-    assert plan_of(settings_of(**WSD, total_num_train_samples=80), 500).decay_step == 4
+    plan = plan_of(settings_of(**WSD, total_num_train_samples=80), 500)
+    assert plan.decay_step == 4 and "the learning rate decays from step 4\n" in describe(plan)
 
 
 # --- the numbers of the original: 4 replicas of 510 micro-batches of 32

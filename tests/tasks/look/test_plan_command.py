@@ -1,6 +1,7 @@
 """`bert plan`: its output, and its estimate compared with the peak memory of runs."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -53,6 +54,9 @@ def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_
     assert main([*BASE, "--devices", "16", "--memory", "16GB"]) == 0
     text = capsys.readouterr().out
     assert "fits: device 1 needs" in text and "12.8 GB of 16.0 GB are usable" in text
+    sums, sent = re.findall(r"all-reduce of ([\d.]+) MB .* sends ([\d.]+) MB", text)[0]
+    # In a ring of four each sends three quarters to add them and three to hand out the sums.
+    assert float(sent) == pytest.approx(6 / 4 * float(sums), rel=1e-3)
     for flags, message in (
         (["--memory", "3GB"], "--memory (3.0 GB): device 1 needs"),
         (["--devices", "15"], "--devices (15): the layout needs 16, 4 replicas of 4"),
