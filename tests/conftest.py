@@ -24,8 +24,8 @@ SLOW_TIMEOUT = 1500
 
 LONGEST_FIRST = (
     "pretrain", "damage", "serve", "layouts", "export", "finetune", "engine", "task_commands", "extract",
-    "model", "dask_backend", "jax_layouts", "scaling", "streams", "modernbert", "calibrated", "search", "windows",
-    "embed_teacher", "start", "several_labels", "processes", "corpora", "jax_features", "jax_mesh", "few", "card",
+    "model", "dask_backend", "update", "scaling", "streams", "modernbert", "calibrated", "search", "windows",
+    "embed_teacher", "start", "several_labels", "processes", "corpora", "jax_mesh", "few", "card",
     "beside_pytorch", "schedules", "embed", "average", "runtimes", "byte_level_model", "wrapping", "init", "bench",
     "data", "launch", "slurm", "trackers", "documents", "embed_loss", "mistakes", "runner", "preprocess", "duplicates",
     "own_text", "torture",
@@ -33,7 +33,7 @@ LONGEST_FIRST = (
 """Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
 
 SLOW_FIRST = (
-    "slurm_cluster", "docs", "processes", "jax_features", "jax_layouts", "layouts", "pretrain", "export", "init",
+    "slurm_cluster", "docs", "processes", "layouts", "pretrain", "export", "init",
     "wheel", "plan_command", "scaling", "streams", "finetune", "schedules", "several_labels",
     "embed", "serve", "beside_pytorch", "windows", "embed_teacher", "jax_mesh",
     "modernbert_commands", "adapt",

@@ -95,7 +95,7 @@ def step_of(run: Path) -> int:
 
 
 def assert_same_run(a: Path, b: Path) -> None:
-    """Same weights and moments, each relative to its norm; see `assert_close` of the layouts."""
+    """Same weights and moments, each relative to its norm; the bias of a key wanders."""
     newest = [complete_checkpoints(folder)[-1] for folder in (a, b)]
     assert newest[0].name == newest[1].name
     left, right = ({**load_file(one / MODEL), **load_file(one / OPTIMIZER)} for one in newest)
