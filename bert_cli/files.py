@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TextIO, TypeVar
@@ -90,7 +90,6 @@ def read_json(
     kind: type[Value],
     error: type[BertError],
     remedy: str,
-    read: Callable[[Path], bytes] = Path.read_bytes,
 ) -> Value:
     """Return the JSON of a file as a value of `kind`: a pydantic model or a type like `dict[str, int]`.
 
@@ -99,7 +98,7 @@ def read_json(
     (`with_checksum`), which is left out.
     """
     try:
-        text = read(path)
+        text = path.read_bytes()
     except OSError as failure:
         raise error(str(path), f"cannot be read ({failure.strerror})", remedy) from failure
     return parse_json(str(path), text, kind, error, remedy)

@@ -96,15 +96,13 @@ PATTERNS = {
 """Regular expressions of published tokenizers; others may take a time that grows exponentially with the text."""
 
 
-def read_notation(
-    path: Path, read: Callable[[Path], bytes] = Path.read_bytes
-) -> tuple[JSONObject, Notation]:
+def read_notation(path: Path) -> tuple[JSONObject, Notation]:
     """Return the content of a tokenizer.json and its kind.
 
     Raises DataError for a kind or a regular expression that is not supported, and for byte-level BPE under another
     name, whose other files would not be found.
     """
-    description = read_json(path, JSONObject, DataError, COPY_AGAIN, read)
+    description = read_json(path, JSONObject, DataError, COPY_AGAIN)
     patterns: list[str | None] = []
     parts = [description.get("normalizer"), description.get("pre_tokenizer")]
     json.loads(json.dumps(parts), object_hook=lambda part: patterns.append(part.get("Regex")))

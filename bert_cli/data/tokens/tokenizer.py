@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -132,12 +132,10 @@ def vocabulary_path(folder: Path) -> Path:
     return vocab if vocab.is_file() else folder / TOKENIZER_FILE
 
 
-def read_vocabulary(
-    path: Path, sha256: str | None = None, read: Callable[[Path], bytes] = Path.read_bytes
-) -> Vocabulary:
+def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
     """Read a vocab.txt or tokenizer.json. Raises DataError if it is not supported, or if `sha256` is not its hash."""
     try:
-        data, notation = vocabulary_bytes(path, read)
+        data, notation = vocabulary_bytes(path)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read as text ({error})"
@@ -163,15 +161,13 @@ def read_vocabulary(
     return Vocabulary(path, pieces, digest)
 
 
-def vocabulary_bytes(
-    path: Path, read: Callable[[Path], bytes] = Path.read_bytes
-) -> tuple[bytes, Notation]:
+def vocabulary_bytes(path: Path) -> tuple[bytes, Notation]:
     """Return a vocabulary as the bytes of a vocab.txt (of byte-level BPE, of its tokenizer.json), and its kind.
 
     Raises DataError for WordPiece that does not split text as BERT does.
     """
     if path.suffix != ".json":  # a byte order mark and blank lines at the end are no pieces
-        data = read(path).removeprefix(b"\xef\xbb\xbf")
+        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
         return re.sub(rb"\n\s+\Z", b"\n", data), WORDPIECE
     description, notation = read_notation(path)
     if notation is BYTE_LEVEL:
@@ -272,22 +268,16 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
 
 
 class TokenizerFolder:
-    """The tokenizer of a model's folder. Each file is read once, when it is first used."""
+    """The tokenizer of a model's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._contents: dict[Path, bytes] = {}
-
-    def _read(self, path: Path) -> bytes:
-        if path not in self._contents:
-            self._contents[path] = path.read_bytes()
-        return self._contents[path]
 
     def _part(self, name: str, kind: type[Value]) -> Value:
         path = self.folder / name
         if not path.is_file():
             return kind()
-        return read_json(path, kind, DataError, COPY_AGAIN, read=self._read)
+        return read_json(path, kind, DataError, COPY_AGAIN)
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -335,7 +325,7 @@ class TokenizerFolder:
         from tokenizers import Tokenizer
 
         path = self.folder / TOKENIZER_FILE
-        description, notation = read_notation(path, self._read)
+        description, notation = read_notation(path)
         ids = {token.content: token.id for token in self._listed_tokens()}
         self._apply_config(description.get("normalizer") or {})
         description |= dict.fromkeys(("post_processor", "truncation", "padding"))
@@ -367,7 +357,7 @@ class TokenizerFolder:
         """Return the tokenizer of vocab.txt, with the fingerprint of the tokenizer.json that `_to_json` makes of it."""
         from tokenizers import decoders
 
-        vocabulary = read_vocabulary(self.folder / VOCAB_FILE, read=self._read)
+        vocabulary = read_vocabulary(self.folder / VOCAB_FILE)
         # Google's first models have no config; all models with "uncased" vocabularies lower-case text.
         normalization = Normalization.of(self._part(CONFIG_FILE, JSONObject), cased=False)
         library = library_tokenizer(vocabulary.ids, normalization)
@@ -428,7 +418,7 @@ class TokenizerFolder:
         five. This would also split special tokens that the model's owner added; with any, the stored value stays.
         """
         paths = [self.folder / name for name in FILES]
-        files = {path.name: self._read(path) for path in paths if path.is_file()}
+        files = {path.name: path.read_bytes() for path in paths if path.is_file()}
         if not files:
             return {}
         if TOKENIZER_FILE not in files and VOCAB_FILE in files:
@@ -437,9 +427,8 @@ class TokenizerFolder:
             # RoBERTa joins two texts by two separators, this tool as BERT.
             files[TOKENIZER_FILE] = frame_texts(files[TOKENIZER_FILE], self.special_tokens)
         config = self._part(CONFIG_FILE, JSONObject)
-        stored_length = config.get("model_max_length")
-        longest = shape.max_position_embeddings
-        longest = min(longest, int(stored_length)) if _is_length(stored_length) else longest
+        positions = shape.max_position_embeddings
+        longest = min(positions, self.max_length or positions)
         splits = not fills_masks
         if any(token.special for token in self.added_tokens):
             splits = bool(config.get("split_special_tokens"))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from keras import ops
 from scipy.special import logsumexp
 
@@ -28,7 +27,7 @@ from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSONObject, read_json, write_output
 from bert_cli.processes import cpu_count, print_line, print_table
-from bert_cli.statistics import Sample, Score, difference, identify, sample_of
+from bert_cli.statistics import Floats, Sample, Score, difference, identify, sample_of
 from bert_cli.tasks.look.plot import render
 from bert_cli.tasks.run import models, opened
 from bert_cli.tasks.run.start import Folder
@@ -43,7 +42,6 @@ AT_ONCE = 32
 TEMPLATE = Path(__file__).with_name("page.html")
 TEST = "text/test.jsonl"
 RUNS = ("run", "classifier")
-Floats = npt.NDArray[np.float64]
 
 
 class Measure(NamedTuple):

@@ -11,7 +11,6 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import spearmanr
 
 from bert_cli.config.use import ExportSettings
@@ -22,7 +21,7 @@ from bert_cli.files import atomic_folder
 from bert_cli.processes import print_line
 from bert_cli.settings.settings import is_set
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import Input
+from bert_cli.tasks.run.opened import Floats, Input
 from bert_cli.tasks.run.vectors import Embedding, check_dimensions, open_vectors
 from bert_cli.tasks.use import export_card, int8
 from bert_cli.train import card, checkpoint
@@ -30,7 +29,6 @@ from bert_cli.train import card, checkpoint
 FREQUENT = 1e-4
 """Relative frequency at which the weight of a piece is 1/2, the value of model2vec."""
 MODULES = "sentence_transformers.models"
-Floats = npt.NDArray[np.float32]
 CODE = """---
 library_name: model2vec
 pipeline_tag: sentence-similarity
