@@ -96,7 +96,8 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
         date = name.removeprefix(f"{wiki}-").removesuffix(f"-{KIND}")
         url = f"{SERVER}/{wiki}/{date}/{name}"
         part = settings.out / f"{name}.{listed}.part"
-        _remove_parts(settings.out, wiki, but=part)  # of a dump that the server no longer lists
+        for other in {*settings.out.glob(f"{wiki}-*.part")} - {part}:
+            other.unlink()  # of a dump that the server no longer lists
         received = _transfer(client, url, part)
         sha1 = _sha1(part)
         if sha1 != listed:
@@ -105,7 +106,6 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
             remedy = "the received file was removed; check the network and run the command again"
             raise DataError(f"download ({url})", problem, remedy)
         os.replace(part, target)
-        _remove_parts(settings.out, wiki)
     _write_manifest(output, target, sha1, url, received, started)
 
 
@@ -144,12 +144,6 @@ def _use_existing(output: OutputFolder, target: Path, listed: str, started: floa
         problem = f"exists, but its SHA-1 is not the listed {listed}"
         raise DataError(f"download ({target})", problem, "remove it and run the command again")
     _write_manifest(output, target, listed, "", 0, started)
-
-
-def _remove_parts(out: Path, wiki: str, but: Path | None = None) -> None:
-    for part in out.glob(f"{wiki}-*.part"):
-        if part != but:
-            part.unlink()
 
 
 def _transfer(client: "httpx2.Client", url: str, part: Path) -> int:

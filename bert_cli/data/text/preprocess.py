@@ -75,11 +75,11 @@ def run(settings: PreprocessSettings) -> None:
     outputs = plan_outputs(settings.input, parts, reading)
     splitter = settings.sentence_splitter
     language = settings.language
-    code = language_code(language).partition("-")[0]
     if splitter == "punkt":
         check_punkt(language)
     else:
         load_splitter(splitter, language)  # fails early for a language that is no code
+        code = _base_code(language)
         is_known = code in LANGUAGES["sentencex"] or code in ENDS
         if splitter == "sentencex" and not is_known:
             notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
@@ -87,7 +87,6 @@ def run(settings: PreprocessSettings) -> None:
         print_line(f"preprocess: {splitter} splits the sentences, language {language}")
     workers = Workers(settings.processes, settings.scheduler)
     shards, dropped = _shards(settings, outputs, reading, workers)
-    listed = "" if splitter == "lines" else code
     values: JSONObject = {"language": language_code(language), "splitter": splitter}
     run_shards(
         Step(
@@ -99,7 +98,7 @@ def run(settings: PreprocessSettings) -> None:
             expected_bytes=round(BYTES_WRITTEN * sum(map(files.text_bytes, parts))),
         ),
         shards,
-        partial(split_shard, reading=reading, splitter=(splitter, language, listed)),
+        partial(split_shard, reading=reading, splitter=splitter, language=language),
         workers,
         notes=[*dropped, *notes],
         check=_report_dropped_sentences,
@@ -198,14 +197,12 @@ def split_shard(
     *,
     parts: Sequence[files.Part],
     reading: files.Reading,
-    splitter: tuple[str, str, str],
+    splitter: str,
+    language: str,
     duplicates: tuple[list[int], list[int]] | None = None,
 ) -> Stats:
-    """Write the sentences of some parts, without the documents that are `duplicates`.
-
-    `splitter` has the arguments of `load_splitter`, and the language whose abbreviations are kept whole, if any.
-    """
-    split = keep_abbreviations(load_splitter(*splitter[:2]), splitter[2])
+    """Write the sentences of some parts, without the documents that are `duplicates`."""
+    split = splitter_of(splitter, language)
     exact, near = duplicates or ([], [])
     dropped = {*exact, *near}
     read = documents = sentences = without_words = 0
@@ -260,12 +257,22 @@ def language_code(language: str) -> str:
     return NLTK_CODES.get(language, language.lower().replace("_", "-"))
 
 
+def _base_code(language: str) -> str:
+    return language_code(language).partition("-")[0]
+
+
 def language_of(text: str) -> str | None:
     """Return the code of the language in which a text begins, None for numbers and signs."""
     import py3langid  # loads its model in a second
 
     code: str = py3langid.classify(text[:LANGUAGE_CHARACTERS])[0]
     return None if code == NO_LANGUAGE else code
+
+
+def splitter_of(name: str, language: str) -> Split:
+    """Return `load_splitter` less its cuts after abbreviations."""
+    split = load_splitter(name, language)
+    return split if name == "lines" else keep_abbreviations(split, _base_code(language))
 
 
 @lru_cache(maxsize=2)
@@ -285,7 +292,7 @@ def load_splitter(name: str, language: str) -> Split:
         problem = "sentencex does not know this name"
         raise ConfigError(f"language ({language})", problem, "use the ISO 639 code, such as `en`")
     segment: Split = partial(sentencex.segment, code)
-    pattern = ENDS.get(code.partition("-")[0])
+    pattern = ENDS.get(_base_code(language))
     if pattern is None:
         return segment
     return lambda text: [part for whole in segment(text) for part in re.split(pattern, whole)]
@@ -304,19 +311,24 @@ def keep_abbreviations(split: Split, language: str) -> Split:
     )
     listed = never_last | others
 
+    def ends_sentence(text: str, following: str) -> bool:
+        *before, word = text.rsplit(None, 2)[-2:] or [""]
+        if word in never_last and not "".join(before)[-1:].isdigit():
+            return False
+        first = following[:1]
+        is_small = first.isalpha() and not first.isupper()
+        return not (word in others and (is_small or NUMBER.match(following)))
+
     def join(text: str) -> list[str]:
         pieces = split(text)
         if listed.isdisjoint([(piece.rsplit(None, 1) or " ")[-1] for piece in pieces[:-1]]):
             return pieces
         joined = pieces[:1]
         for piece in pieces[1:]:
-            before, word = ["", "", *joined[-1].rsplit(None, 2)][-2:]
-            is_inside = NUMBER.match(piece) or piece[:1].isalpha() > piece[:1].isupper()
-            is_title = word in never_last and not before[-1:].isdigit()
-            if is_title or (is_inside and word in others):
-                joined[-1] += piece if joined[-1] + piece in text else f" {piece}"
-            else:
+            if ends_sentence(joined[-1], piece):
                 joined.append(piece)
+            else:
+                joined[-1] += piece if joined[-1] + piece in text else f" {piece}"
         return joined
 
     return join if listed else split

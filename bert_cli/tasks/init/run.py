@@ -26,9 +26,8 @@ from bert_cli.data.finetune.embeddings import MODULES
 from bert_cli.data.io import files
 from bert_cli.data.io.inputs import open_text
 from bert_cli.data.text.preprocess import (
-    keep_abbreviations,
-    load_splitter,
     report_joined_lines,
+    splitter_of,
     suggest_files_as_documents,
 )
 from bert_cli.data.tokens.tokenizer import Vocabulary
@@ -79,7 +78,7 @@ def run(settings: InitSettings) -> None:
         print_line("init: a dry run; nothing was written")
         return
     language = next(iter(facts.languages), "en")
-    split = keep_abbreviations(load_splitter("sentencex", language), language)
+    split = splitter_of("sentencex", language)
     read = partial(text.documents_of, parts, reading)
     with atomic_folder(settings.out) as folder:
         if chosen is None:

@@ -147,7 +147,7 @@ def _add(index: Index, file: int, documents: Iterable[Document]) -> int:
 
 def _splitter(document: Document) -> Split:
     language = preprocess.language_of("\n".join(document.lines)) or "en"
-    return preprocess.keep_abbreviations(preprocess.load_splitter("sentencex", language), language)
+    return preprocess.splitter_of("sentencex", language)
 
 
 def _embed(index: Index, model: Model) -> None:

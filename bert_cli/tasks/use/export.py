@@ -132,11 +132,7 @@ def _compare(served: "Served", exported: Predict, where: str) -> float:
             if name not in outputs or outputs[name].shape != values.shape:
                 problem = f"the export lacks the model's output {name} {values.shape}"
                 raise CheckpointError(where, problem, "the export was removed")
-            differences = np.abs(outputs[name] - values)
-            # Padding that reads nothing but padding has no defined output.
-            if values.shape[:2] == mask.shape:
-                differences = differences[mask > 0]
-            difference = float(differences.max())
+            difference = int8.largest_difference(outputs[name], values, mask)
             # np.maximum, because a NaN must not be lost.
             largest = float(np.maximum(largest, difference))
             scale = float(np.clip(np.abs(values).max(), 1.0, LARGEST_OUTPUT))

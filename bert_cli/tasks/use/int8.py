@@ -90,6 +90,17 @@ def read_batches(texts: Sequence[Input], model: Opened, task: str) -> Iterator[C
         yield {name: batch[INPUTS[name]] for name in inputs}
 
 
+def largest_difference(
+    first: npt.NDArray[np.float32], second: npt.NDArray[np.float32], mask: npt.NDArray[np.int32]
+) -> float:
+    """Return the largest difference of an output, without padding where the output is one of positions [B, S, ...]."""
+    differences = np.abs(first - second)
+    # Padding that reads nothing but padding has no defined output.
+    if second.shape[:2] == mask.shape:
+        differences = differences[mask > 0]
+    return float(differences.max())
+
+
 def compare(
     model: Opened,
     batches: Iterable[Columns],
@@ -103,13 +114,10 @@ def compare(
     for columns in batches:
         before = expected(columns)
         after = quantized(columns)
-        is_real = columns["attention_mask"] > 0
+        mask = columns["attention_mask"]
         for name, values in before.items():
-            differences = np.abs(after[name] - values)
-            if values.shape[:2] == is_real.shape:  # padding has no defined output
-                differences = differences[is_real]
-            difference = max(difference, float(differences.max()))
-        examples += len(is_real)
+            difference = max(difference, largest_difference(after[name], values, mask))
+        examples += len(mask)
         answers.append((_answers(model, before, columns), _answers(model, after, columns)))
     first, second = (np.concatenate(parts) for parts in zip(*answers, strict=True))
     what = "rank correlation of the scores"

@@ -401,7 +401,7 @@ from bert_cli.data.io.files import Reading, recognise
 part = recognise(Path(sys.argv[1]), Reading())
 preprocess.load_splitter = lambda *_: lambda line: line.split('. ')
 out = Path(sys.argv[1] + '.out')
-preprocess.split_shard((), out, parts=[part], reading=Reading(), splitter=('', '', None, ''))
+preprocess.split_shard((), out, parts=[part], reading=Reading(), splitter='lines', language='')
 print(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])
 """
 

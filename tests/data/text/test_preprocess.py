@@ -119,7 +119,7 @@ def test_the_sentences_of_articles_are_exactly_these(tmp_path, case, monkeypatch
     plain = lambda line: line.replace(". ", ".\0").split("\0")  # noqa: E731
     monkeypatch.setattr(preprocess, "load_splitter", lambda *_: plain)
     parts = [recognise(source, Reading("wikiextractor"))]
-    settings = {"reading": Reading(), "splitter": ("plain", "", None, "")}
+    settings = {"reading": Reading(), "splitter": "lines", "language": ""}
     stats = preprocess.split_shard((), output, parts=parts, **settings)
     assert output.read_bytes().decode() == expected
     assert stats.documents == expected.count("\n\n") + 1
