@@ -96,8 +96,8 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
         date = name.removeprefix(f"{wiki}-").removesuffix(f"-{KIND}")
         url = f"{SERVER}/{wiki}/{date}/{name}"
         part = settings.out / f"{name}.{listed}.part"
-        for other in {*settings.out.glob(f"{wiki}-*.part")} - {part}:
-            other.unlink()  # of a dump that the server no longer lists
+        for outdated in {*settings.out.glob(f"{wiki}-*.part")} - {part}:
+            outdated.unlink()  # of a dump that the server no longer lists
         received = _transfer(client, url, part)
         sha1 = _sha1(part)
         if sha1 != listed:
