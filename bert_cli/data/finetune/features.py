@@ -268,8 +268,7 @@ class TextReader(FeatureReader):
         shape = batch["input_ids"].shape[:2]
         texts = math.prod(shape)
         index = self.batching.rank * texts + np.arange(texts, dtype=np.int32).reshape(shape)
-        indices = self._numbers(self.batching.step_indices(step))
-        numbers = _text_numbers(replace(self.features, labels={}).take(indices))
+        numbers = _text_numbers(self._texts(step))
         return batch | {"text_index": index, "text_numbers": numbers[index]}
 
     def _texts(self, step: int) -> Features:

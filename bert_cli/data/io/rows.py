@@ -86,8 +86,9 @@ def table_rows(
     while (first := next(lines, "")) and not first.strip():
         blank += 1
     marks = (DELIMITERS[kind], *"".join(DELIMITERS.values()))
-    headers = {mark: _cells(first.rstrip("\r\n"), mark) for mark in marks}
-    complete = (mark for mark, names in headers.items() if {*needed} <= {*names})
+    names = first.strip().replace('"', "")
+    headers = {mark: names.split(mark) for mark in marks}
+    complete = (mark for mark, cells in headers.items() if {*needed} <= {*cells})
     delimiter = next(complete, max(headers, key=lambda mark: len(headers[mark])))
     is_plain = delimiter == marks[0] == "\t"
     rows = split_cells(chain(["\n"] * blank, [first], lines), source, "" if is_plain else delimiter)
@@ -107,14 +108,6 @@ def table_rows(
             yield where, dict(zip(header, row, strict=False))
     if faults:
         raise combine(faults)
-
-
-def _cells(line: str, delimiter: str) -> list[str]:
-    """Return the cells of a line, one cell if it is not CSV with this delimiter."""
-    try:
-        return next(split_cells([line], "", delimiter), ("", []))[1]
-    except DataError:
-        return [line]
 
 
 def split_cells(
