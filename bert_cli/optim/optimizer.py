@@ -1,9 +1,9 @@
 """The part of an update that all optimizers share: rules for each weight, the trust ratio, clipping and rounding.
 
 An update has two halves, its direction, which each optimizer computes in a file of its own, and its application, for
-which LAMB needs the norms of complete weights: an engine that holds a part of each weight adds up squared norms in
-between. Weights, gradients and slots come in as arrays and new ones go out; the caller stores them. All arithmetic is
-float32, in plain `keras.ops` for XLA.
+which LAMB needs the norms of the weight and of the direction: the engine computes squared norms in between. Weights,
+gradients and slots come in as arrays and new ones go out; the caller stores them. All arithmetic is float32, in plain
+`keras.ops` for XLA.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from bert_cli.facts.optimizers import OptimizerKind
 NOT_ADAPTED = ("bias", "beta", "gamma")
 """Weights without LAMB's trust ratio, by the last part of their names."""
 Array = Any  # a tensor of the Keras backend or anything that it converts
-RandomBits = Callable[[Array, tuple[int, ...], int], Array]
-"""(key, shape, start) -> uniform uint32 of the shape: a complete weight's bits from element `start` on."""
+RandomBits = Callable[[Array, tuple[int, ...]], Array]
+"""(key, shape) -> uniform uint32 of the shape."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Optimizer:
     def update_direction(self) -> Callable[..., tuple[Array, ...]]:
         """The function of the optimizer's file, of (rule, weight, gradient, slots, factor, updates).
 
-        It returns the update direction and the new slots of a weight or a part of it, in float32. The gradient is
-        multiplied by `factor`; `updates` counts the earlier updates.
+        It returns the update direction and the new slots of a weight, in float32. The gradient is multiplied by
+        `factor`; `updates` counts the earlier updates.
         """
         update = import_module(self.kind.module).update_direction
         return partial(update, self.hyperparameters)
@@ -69,17 +69,15 @@ class Optimizer:
     def apply_update(
         self,
         rule: Rule,
-        start: int,
         weight: Array,
         direction: Array,
         squared_norms: tuple[Array, Array] | None,
         learning_rate: Array,
         key: Array,
     ) -> Array:
-        """Return the new weight, or the part of it that starts at element `start`, in its format.
+        """Return the new weight, in its format.
 
-        `squared_norms` belong to the complete weight and direction, None without a trust ratio; `key` depends on
-        weight and step.
+        `squared_norms` are those of weight and direction, None without a trust ratio; `key` depends on weight and step.
         """
         scale = ops.cast(learning_rate, "float32")
         if rule.rate != 1.0:
@@ -89,7 +87,7 @@ class Optimizer:
         value = ops.cast(weight, "float32") - scale * direction
         if self.random_bits is None:
             return ops.cast(value, weight.dtype)
-        return round_stochastically(value, self.random_bits(key, value.shape, start))
+        return round_stochastically(value, self.random_bits(key, value.shape))
 
     def weight_id(self, name: str) -> int:
         """Return a hash of the run's seed and a weight's name: the first half of `key`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.optimizers import MOMENT_BYTES
 from bert_cli.planning.workload import Workload
 
 Stages = Sequence[Sequence[str]]
@@ -97,6 +98,10 @@ def on_device(work: Workload, stages: Stages, mapping: Sequence[int], device: in
     shard = math.ceil(weights / shards)
     stored = shard if parallel.shard_weights else weights
     updated = shard if parallel.replicated_tensor_sharding else stored
+    if parallel.replicated_tensor_sharding and work.engine == "tensorflow":
+        # A replica has the moments of complete weights, so at least those of the largest.
+        largest = max(config.intermediate_size, config.vocab_size if "emb" in blocks else 0)
+        updated = max(shard, config.hidden_size * largest)
     tables = sum("emb" in stages[n] or _reads_word_table(config, stages[n]) for n in numbers)
     accumulated = stored + max(0, tables - 1) * config.vocab_size * config.hidden_size
     masked = work.batch.micro_batch_size * work.masked * _reads_word_table(config, blocks)
@@ -104,7 +109,7 @@ def on_device(work: Workload, stages: Stages, mapping: Sequence[int], device: in
     return Estimate(
         weights=WEIGHT_BYTES[work.precision] * stored,
         accumulators=FLOAT32 * accumulated,
-        moments=0 if parallel.optimizer_state_offload else work.optimizer_kind.slot_bytes(updated),
+        moments=0 if parallel.optimizer_state_offload else MOMENT_BYTES * updated,
         activations=_activations(work, stages, numbers, weights),
         logits=logits // parallel.embedding_serialization_factor,
     )

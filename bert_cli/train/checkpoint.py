@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import CheckpointError, DataError, DeviceError
-from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind, Slot
+from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.files import (
     FORMAT,
     PARTIAL,
@@ -82,12 +82,6 @@ class Format:
     """Other files by name: the tokenizer, and the classes of a model that transformers does not have."""
     epoch_size: int | None = None
     """Examples of an epoch, for the model card; None where there is no end."""
-    optimizer: OptimizerKind = OPTIMIZERS["AdamW"]
-
-    def slot(self, name: str, weights: Mapping[str, Value | Array]) -> Slot:
-        """Return the description of a slot, by its name in a checkpoint."""
-        weight, _, slot = name.rpartition("/")
-        return self.optimizer.slots(tuple(weights[weight].shape))[slot]
 
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
@@ -258,7 +252,7 @@ def save(
         return path  # resumed and stopped again before a step
     values = {**state.weights, **state.slots}
     for name, value in values.items():
-        is_square = name in state.slots and form.slot(name, state.weights).is_square
+        is_square = name in state.slots and _is_square(name)
         if fault := find_fault(value, is_square=is_square):
             raise DeviceError(
                 f"step {state.step}: {name}",
@@ -397,12 +391,16 @@ def resume(
     _assign(state.weights, weights, path / MODEL, lambda name, value: find_fault(value, dtype))
 
     def check_slot(name: str, value: Array) -> str:
-        slot = form.slot(name, state.weights)
-        return find_fault(value, "float32", is_square=slot.is_square)
+        return find_fault(value, "float32", is_square=_is_square(name))
 
     _assign(state.slots, read_tensors(path / OPTIMIZER), path / OPTIMIZER, check_slot)
     state.loss_scale = stored.loss_scale
     state.step = stored.step
+
+
+def _is_square(slot: str) -> bool:
+    """Return whether a slot is a mean of squares, which is never negative."""
+    return slot.endswith(f"/{MOMENTS[1]}")
 
 
 def _differences(old: JSONObject, new: JSONObject, prefix: str = "") -> list[str]:

@@ -175,10 +175,16 @@ def assert_same_bits(result, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [CLIPPED, ROUNDED], ids=["clipped", "rounded at random"])
+@pytest.mark.parametrize(
+    "options",
+    [CLIPPED, ROUNDED, {"steps": 4}, STABLE | {"steps": 4}],
+    ids=["clipped", "rounded at random", "LAMB", "StableAdamW"],
+)
 def test_sharded_and_offloaded_moments_give_the_same_bits(options):
-    """A shard is rounded as in the complete weight."""
-    assert_same_bits(on_tensorflow(**SHARDS, **options), on_tensorflow(**TWO, **options))
+    """A replica updates its share of the weights as without shards."""
+    mine, expected = on_tensorflow(**SHARDS, **options), on_tensorflow(**TWO, **options)
+    assert_same_bits(mine, expected)
+    assert mine.metrics == expected.metrics
 
 
 def test_a_checkpoint_passes_from_shards_to_complete_moments_and_back(tmp_path):

@@ -107,6 +107,7 @@ RATIOS = [
     ("weights are float32", "weights, accumulators", TF, None, 4 * ALL, 0),
     ("LAMB has two moments", "moments", TF | {"replicas": 4}, None, 2 * 4 * ALL, 0),
     ("replicas share moments", "moments", TF | {"replicas": 4} | MOMENTS, TF, 1 / 4, ROUNDED),
+    ("... of complete weights", "moments", TF | {"replicas": 8} | MOMENTS, None, 2 * 4 * TABLE, 0),
     ("a single replica does not", "moments", TF | MOMENTS, TF, 1, 0),
     ("mixed precision keeps float32", "weights, moments", MIXED, TF, 1, 0),
     ("... and saves operands in 16 bits", "activations", MIXED, TF, 0.61, 0.01),

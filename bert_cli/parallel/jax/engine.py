@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.model.bert import named_weights
 from bert_cli.model.heads import Head
 from bert_cli.model.parts import Block
@@ -87,9 +88,9 @@ class JaxEngine(Engine):
         """How an entry and its slots are stored."""
         self.update_shardings: dict[str, NamedSharding] = {}
         """How its update is computed."""
-        self.slot_names: dict[str, list[str]] = {}
         self.state: State = {}
         shards_moments = layout.shard_weights or layout.shard_moments
+        moments = len(MOMENTS) if self.optimizer is not None else 0
         for key, names in self.names.items():
             values = [variables[name].value for name in names]
             shape = tuple(values[0].shape)
@@ -98,17 +99,13 @@ class JaxEngine(Engine):
             complete = self._sharding(key, spec)
             stored = divided if layout.shard_weights else complete
             updated = self.update_shardings[key] = divided if shards_moments else complete
-            undivided = NamedSharding(self.grid, COMPLETE)
-            slots = {} if self.optimizer is None else self.optimizer.kind.slots(shape)
-            self.slot_names[key] = list(slots)
-            self.shardings[key] = [
-                stored,
-                *(updated if slot.shape == shape else undivided for slot in slots.values()),
-            ]
-            zeros = [[np.zeros(slot.shape, np.float32)] * len(names) for slot in slots.values()]
+            self.shardings[key] = [stored] + [updated] * moments
+            zeros = [np.zeros(shape, np.float32)] * len(names)
             self.state[key] = [
                 self._place(rows, sharding, is_stacked=key in stacks)
-                for rows, sharding in zip([values, *zeros], self.shardings[key], strict=True)
+                for rows, sharding in zip(
+                    [values] + [zeros] * moments, self.shardings[key], strict=True
+                )
             ]
         self.programs: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
         """The compiled step for the shapes of each batch."""
@@ -136,7 +133,7 @@ class JaxEngine(Engine):
         return {
             f"{name}/{slot}": self._array(row, part)
             for name, row in self.rows.items()
-            for part, slot in enumerate(self.slot_names[row.key], 1)
+            for part, slot in enumerate(MOMENTS, 1)
         }
 
     def _sharding(self, key: str, spec: PartitionSpec) -> NamedSharding:
@@ -264,7 +261,7 @@ class JaxEngine(Engine):
             )
             squares = _squared_norm([weight]), _squared_norm([direction])
             random_key = optimizer.key(weight_id, numbers["step"])
-            new = optimizer.apply_update(rule, 0, weight, direction, squares, rate, random_key)
+            new = optimizer.apply_update(rule, weight, direction, squares, rate, random_key)
             return [new, *new_slots]
 
         ids = jnp.array([optimizer.weight_id(name) for name in names], jnp.int32)
@@ -407,7 +404,6 @@ def _squared_norm(arrays: Iterable[jax.Array]) -> jax.Array:
     return sum((jnp.sum(jnp.square(array.astype(jnp.float32))) for array in arrays), jnp.float32(0))
 
 
-def random_bits(key: jax.Array, shape: Sequence[int], start: int) -> jax.Array:
+def random_bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
     """Return the uniform uint32 of a key, in a shape."""
-    assert start == 0, "a weight is updated as one array"
     return jax.random.bits(jax.random.fold_in(jax.random.key(key[0]), key[1]), shape, jnp.uint32)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from bert_cli.errors import ConfigError
+from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.model.bert import named_weights
 from bert_cli.model.heads import Head
 from bert_cli.optim.optimizer import Optimizer, clip_factor
@@ -51,57 +51,26 @@ AGREE_SECONDS = 1.0  # between checks, during a step, whether a process was aske
 
 @dataclass(frozen=True)
 class ReplicatedVariable:
-    """Equal variables, a copy on each replica of this process."""
+    """Equal variables, a copy on each replica of this process, or on the one replica of the run that owns it."""
 
     variables: Sequence[tf.Variable]
-    is_sharded: ClassVar = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
-        return tuple(self.variables[0].shape)
+    """May be empty if the value is sharded."""
+    shape: tuple[int, ...]
+    group: ProcessGroup
+    is_sharded: bool = False
 
     def numpy(self) -> Array:
-        """Return the value."""
-        return np.asarray(self.variables[0])
+        """Return the value; all processes must call this method if `is_sharded`."""
+        value = np.asarray(self.variables[0]) if self.variables else np.zeros(self.shape)
+        if self.is_sharded:
+            # Of one process alone, so the sum is exact.
+            value = self.group.all_reduce(value).astype(np.float32)
+        return value
 
     def assign(self, value: Array) -> None:
-        """Set the value on every replica."""
+        """Set the value on every replica that has it."""
         for variable in self.variables:
             variable.assign(value)
-
-
-@dataclass(frozen=True)
-class ShardedVariable:
-    """Flat variables that hold one shard each: shard k of n belongs to replica k of the run.
-
-    All shards have the same length. Elements beyond the end of the value stay zero.
-    """
-
-    variables: Sequence[tf.Variable]
-    shape: tuple[int, ...]
-    mesh: Mesh
-    group: ProcessGroup
-    is_sharded: ClassVar = True
-
-    def numpy(self) -> Array:
-        """Return the complete value. All processes must call this in the same order."""
-        flat = self._zeros()
-        for number, variable in enumerate(self.variables, self.mesh.first_replica):
-            flat[number] = variable.numpy()
-        # Every element is non-zero in one process only, so the sum is exact.
-        complete = self.group.all_reduce(flat).astype(np.float32)
-        return complete.reshape(-1)[: int(np.prod(self.shape))].reshape(self.shape)
-
-    def assign(self, value: Array) -> None:
-        """Set the shards of this process."""
-        flat = self._zeros()
-        flat.reshape(-1)[: value.size] = value.reshape(-1)
-        for number, variable in enumerate(self.variables, self.mesh.first_replica):
-            variable.assign(flat[number])
-
-    def _zeros(self) -> npt.NDArray[np.float32]:
-        return np.zeros((self.mesh.replicas, *self.variables[0].shape), np.float32)
 
 
 class TensorFlowEngine(Engine):
@@ -124,7 +93,10 @@ class TensorFlowEngine(Engine):
         head = replicas[0][-1].head
         assert head is not None
         self.head = head
-        self.weights = replicated_weights(replicas)
+        self.weights = {
+            name: ReplicatedVariable(variables, tuple(variables[0].shape), self.group)
+            for name, variables in weights_of(replicas).items()
+        }
         self.updates: list[list[DeviceUpdate]] = [[] for _ in replicas]
         for replica, row in enumerate(self.updates):
             for device in range(len(mesh.devices[replica])):
@@ -146,15 +118,14 @@ class TensorFlowEngine(Engine):
     @property
     def slots(self) -> dict[str, Value]:
         """The slots of the optimizer for each weight, by their names in a checkpoint."""
+        is_sharded = self.mesh.layout.shard_moments and self.mesh.replicas > 1
         slots: dict[str, Value] = {}
         for name, weight in self.weights.items():
-            owners = [next(on for on in row if name in on.slots) for row in self.updates]
-            for slot in owners[0].slots[name]:
-                variables = [owner.slots[name][slot] for owner in owners]
-                slots[f"{name}/{slot}"] = (
-                    ShardedVariable(variables, weight.shape, self.mesh, self.group)
-                    if owners[0].sharded
-                    else ReplicatedVariable(variables)
+            owners = [on.slots[name] for row in self.updates for on in row if name in on.slots]
+            for number, moment in enumerate(MOMENTS):
+                variables = [owner[number] for owner in owners]
+                slots[f"{name}/{moment}"] = ReplicatedVariable(
+                    variables, weight.shape, self.group, is_sharded
                 )
         return slots
 
@@ -352,11 +323,7 @@ def build_engine(model: Model, mesh: Mesh) -> TensorFlowEngine:
     layout = mesh.layout
     replicas = [_build_replica(model, row, layout) for row in mesh.devices]
     make = model.make_optimizer
-    optimizer = make and make(list(replicated_weights(replicas)), random_bits)
-    if optimizer and optimizer.kind.needs_complete_matrix and layout.shard_moments:
-        problem = "shards the optimizer, but an update of this optimizer needs complete weights"
-        remedy = "leave it out, or choose another optimizer_opts.name"
-        raise ConfigError("parallel.replicated_tensor_sharding", problem, remedy)
+    optimizer = make and make(list(weights_of(replicas)), random_bits)
     return TensorFlowEngine(replicas, mesh, seed=model.seed, optimizer=optimizer)
 
 
@@ -381,15 +348,16 @@ def _build_replica(model: Model, devices: Sequence[str], layout: Layout) -> list
     return stages
 
 
-def replicated_weights(replicas: Sequence[Sequence[Stage]]) -> dict[str, ReplicatedVariable]:
-    """Return the weights of a model by name, each with its variables on all replicas."""
-    names = {name: None for stage in replicas[0] for name in stage.weights}
-    return {
-        name: ReplicatedVariable(
-            [next(s.weights[name] for s in stages if name in s.weights) for stages in replicas]
-        )
-        for name in names
-    }
+def weights_of(replicas: Sequence[Sequence[Stage]]) -> dict[str, list[tf.Variable]]:
+    """Return the variables of each weight of a model on all replicas, by name."""
+    weights: dict[str, list[tf.Variable]] = {}
+    for stages in replicas:
+        of_replica: dict[str, tf.Variable] = {}
+        for stage in stages:
+            of_replica |= stage.weights
+        for name, variable in of_replica.items():
+            weights.setdefault(name, []).append(variable)
+    return weights
 
 
 def _logits(stages: Sequence[Stage], examples: Batch, key: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -85,26 +85,24 @@ class DeviceGroup:
     def all_reduce(self, tensor: Tensor, number: int) -> Tensor:
         """Return the sum of the tensors of all replicas."""
         operation = tf.raw_ops.CollectiveReduceV2
-        return self._collective(operation, tensor, number, merge_op="Add", final_op="Id")
+        merge = {"merge_op": "Add", "final_op": "Id", "ordering_token": []}
+        return self._collective(operation, number, input=tensor, **merge)
 
-    def all_gather(self, tensor: Tensor, number: int) -> Tensor:
-        """Return the tensors of all replicas, concatenated along the first axis."""
-        return self._collective(tf.raw_ops.CollectiveGatherV2, tensor, number)
+    def broadcast(self, tensor: Tensor, number: int, root: int) -> Tensor:
+        """Return the tensor of the replica `root`; all replicas pass one of the same shape."""
+        if self.rank == root:
+            return self._collective(tf.raw_ops.CollectiveBcastSendV2, number, input=tensor)
+        receive = tf.raw_ops.CollectiveBcastRecvV2
+        return self._collective(receive, number, shape=tensor.shape, T=tensor.dtype)
 
-    def _collective(
-        self, operation: Callable[..., Tensor], tensor: Tensor, number: int, **options: str
-    ) -> Tensor:
-        if self.size == 1:
-            return tensor
+    def _collective(self, operation: Callable[..., Tensor], number: int, **inputs: Any) -> Tensor:
         with tf.device(self.device):
             return operation(
-                input=tensor,
                 group_size=self.size,
                 group_key=self.key,
                 instance_key=self.key + 1 + number,
-                ordering_token=[],
                 communication_hint="nccl" if ":GPU:" in self.device.upper() else "ring",
-                **options,
+                **inputs,
             )
 
 

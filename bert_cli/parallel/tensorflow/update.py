@@ -1,17 +1,18 @@
 """The end of a step on one device of one replica: all-reduce the gradients, and update the weights.
 
 The accumulated gradients are all-reduced over the replicas in buckets, once a step, so their norm needs no further
-exchange. The optimizer's slots are next to the weights, or in host memory, where the update is then computed, or
-sharded over the replicas (ZeRO stage 1: Rajbhandari et al. 2020, section 5.1): each updates its shard of every weight.
+exchange. The optimizer's slots are next to the weights, or in host memory, where the update is then computed. They
+can be sharded over the replicas (ZeRO stage 1: Rajbhandari et al. 2020, section 5.1): each replica then owns some of
+the weights, updates these as without sharding, and sends them to the others.
 """
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
+from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.optim.optimizer import Optimizer, Rule
 from bert_cli.parallel.engine import Tensor
 from bert_cli.parallel.runtime import Layout
@@ -51,18 +52,16 @@ class DeviceUpdate:
             self.weights |= stage.weights
             for name, accumulator in stage.accumulators.items():
                 self.accumulators.setdefault(name, []).append(accumulator)
-        self.sharded = layout.shard_moments and group.size > 1
-        self.sizes = {name: weight.shape.num_elements() for name, weight in self.weights.items()}
-        is_large = sum(self.sizes.values()) >= UPDATES_WORTH_COMPILING
+        sizes = {name: weight.shape.num_elements() for name, weight in self.weights.items()}
+        is_large = sum(sizes.values()) >= UPDATES_WORTH_COMPILING
         self.compiled = is_large and layout.compile != "nothing"
-        self.slots: dict[str, dict[str, tf.Variable]] = {}
+        owned = shares(sizes, group.size) if layout.shard_moments else [list(sizes)] * group.size
+        self.slots: dict[str, list[tf.Variable]] = {}
+        """The moments of the weights that this replica updates."""
         with tf.device(self.slot_device):
-            for name, weight in self.weights.items():
-                shape = (self._shard_length(name),) if self.sharded else tuple(weight.shape)
-                self.slots[name] = {
-                    slot: tf.Variable(tf.zeros(spec.shape), trainable=False)
-                    for slot, spec in optimizer.kind.slots(shape).items()
-                }
+            for name in owned[group.rank]:
+                zeros = tf.zeros(self.weights[name].shape)
+                self.slots[name] = [tf.Variable(zeros, trainable=False) for _ in MOMENTS]
         # On GPUs XLA makes one loop of an update anyway.
         self.fuses_results = "CPU" in self.slot_device.upper() and are_results_fused()
         self.functions: dict[Hashable, Callable[..., Tensor]] = {}
@@ -70,55 +69,60 @@ class DeviceUpdate:
         self.blocks: dict[str, list[str]] = {}
         for name in self.weights:
             self.blocks.setdefault(name.partition("/")[0], []).append(name)
-        self.buckets = buckets({name: 4 * size for name, size in self.sizes.items()}, REDUCE_BUCKET)
-        # Each function has one collective with a unique number.
-        self._reduce_buckets = [
-            traced(partial(self._all_reduce_bucket, names, number))
-            for number, names in enumerate(self.buckets)
-        ]
-        self._update_buckets = [
-            traced(partial(self._update_bucket, names, number))
-            for number, names in enumerate(self.buckets, len(self.buckets))
-        ]
-        self._directions = traced(partial(self._shard_directions, 2 * len(self.buckets)))
-        self._add_duplicates = traced(self._add_duplicate_gradients)
         gradients = {name: first for name, (first, *_) in self.accumulators.items()}
+        self.reductions: list[Function] = []
+        self.broadcasts: list[Function] = []
+        if group.size > 1:
+            for bucket in buckets(sizes):
+                self._add_exchange(self.reductions, bucket, gradients, group.all_reduce)
+        if group.size > 1 and layout.shard_moments:
+            for rank, share in enumerate(owned):
+                for bucket in buckets({name: sizes[name] for name in share}):
+                    send = partial(group.broadcast, root=rank)
+                    self._add_exchange(self.broadcasts, bucket, self.weights, send)
+        self._add_duplicates = traced(self._add_duplicate_gradients)
         self._gradient_squared = traced(lambda: self._squared_norm_of(gradients))
         self._weight_squared = traced(lambda: self._squared_norm_of(self.weights))
-        self._block_shard = traced(self._shard)
         self._block_squared = traced(lambda block: squared_norm([v.read_value() for v in block]))
+
+    def _add_exchange(
+        self,
+        exchanges: list[Function],
+        names: Sequence[str],
+        variables: Mapping[str, tf.Variable],
+        collective: Callable[[Tensor, int], Tensor],
+    ) -> None:
+        """Add a function that sends some variables as one vector, with a collective of a unique number."""
+        chosen = [variables[name] for name in names]
+        number = len(self.reductions) + len(self.broadcasts)
+
+        def exchange() -> None:
+            flat = tf.concat([tf.reshape(variable, [-1]) for variable in chosen], axis=0)
+            lengths = [variable.shape.num_elements() for variable in chosen]
+            for variable, part in zip(
+                chosen, tf.split(collective(flat, number), lengths), strict=True
+            ):
+                variable.assign(tf.reshape(part, variable.shape))
+
+        exchanges.append(traced(exchange))
 
     def compile(self) -> None:
         """Trace all functions, without computation or communication."""
         number = tf.TensorSpec([], tf.float32)
         integer = tf.TensorSpec([], tf.int32)
         with tf.device(self.device):
-            for function in (self._add_duplicates, self._gradient_squared, self._weight_squared):
+            squares = self._gradient_squared, self._weight_squared
+            for function in (self._add_duplicates, *self.reductions, *self.broadcasts, *squares):
                 function.get_concrete_function()
-            if self.group.size > 1:
-                for function in self._reduce_buckets:
-                    function.get_concrete_function()
-            if not self.sharded:
-                for function, states, weight_ids in self._block_updates():
-                    numbers = number, number, integer, integer
-                    function.get_concrete_function(states, weight_ids, *numbers)
-                return
-            self._directions.get_concrete_function(number, integer)
-            squares = tf.TensorSpec([len(self.weights)], tf.float32)
-            for names, function in zip(self.buckets, self._update_buckets, strict=True):
-                directions = {
-                    name: tf.TensorSpec([self._shard_length(name)], tf.float32) for name in names
-                }
-                function.get_concrete_function(directions, squares, number, integer)
+            for function, states, weight_ids in self._block_updates():
+                numbers = number, number, integer, integer
+                function.get_concrete_function(states, weight_ids, *numbers)
 
     def all_reduce_gradients(self) -> Tensor:
         """Sum the gradients over stages and replicas; return their squared norm."""
         with tf.device(self.device):
-            if any(len(accumulators) > 1 for accumulators in self.accumulators.values()):
-                self._add_duplicates()
-            if self.group.size > 1:
-                for all_reduce in self._reduce_buckets:
-                    all_reduce()
+            for function in (self._add_duplicates, *self.reductions):
+                function()
             return self._gradient_squared()
 
     def update(self, factor: float, learning_rate: float, updates: int, step: int) -> Tensor:
@@ -126,13 +130,10 @@ class DeviceUpdate:
         with tf.device(self.device):
             floats = [tf.constant(number, tf.float32) for number in (factor, learning_rate)]
             integers = [tf.constant(number, tf.int32) for number in (updates, step)]
-            if not self.sharded:
-                blocks = self._block_updates()
-                return tf.add_n([run(*block, *floats, *integers) for run, *block in blocks])
-            directions, squares = self._directions(floats[0], integers[0])
-            for names, update in zip(self.buckets, self._update_buckets, strict=True):
-                shards = {name: directions[name] for name in names}
-                update(shards, squares, floats[1], integers[1])
+            for update, *block in self._block_updates():
+                update(*block, *floats, *integers)
+            for broadcast in self.broadcasts:
+                broadcast()
             return self._weight_squared()
 
     def weight_squared(self) -> Tensor:
@@ -146,23 +147,19 @@ class DeviceUpdate:
             for duplicate in duplicates:
                 first.assign_add(duplicate.read_value())
 
-    def _all_reduce_bucket(self, names: Sequence[str], number: int) -> None:
-        accumulators = [self.accumulators[name][0] for name in names]
-        flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in accumulators], axis=0)
-        parts = tf.split(self.group.all_reduce(flat, number), [self.sizes[name] for name in names])
-        for accumulator, part in zip(accumulators, parts, strict=True):
-            accumulator.assign(tf.reshape(part, accumulator.shape))
-
     def _squared_norm_of(self, variables: Mapping[str, tf.Variable]) -> Tensor:
         blocks = [[variables[name] for name in names] for names in self.blocks.values()]
         return tf.add_n([self._block_squared(block) for block in blocks])
 
     def _block_updates(self) -> Iterator[tuple[Function, list[list[Tensor]], Tensor]]:
-        """Yield the function, states and weight ids of the update of each block."""
+        """Yield the function, states and weight ids of the update of each block that has own weights."""
         # Not one graph: TensorFlow would optimize each block in it anew, 3 of the 5 s of BERT-base's first update.
-        for names in self.blocks.values():
+        for block in self.blocks.values():
+            names = [name for name in block if name in self.slots]
+            if not names:
+                continue
             states = [
-                [self.weights[name], self.accumulators[name][0], *self.slots[name].values()]
+                [self.weights[name], self.accumulators[name][0], *self.slots[name]]
                 for name in names
             ]
             rules = tuple(self.optimizer.rules[name] for name in names)
@@ -179,18 +176,17 @@ class DeviceUpdate:
         states: Sequence[Sequence[Tensor]],
         weight_ids: Tensor,
         *numbers: Tensor,
-    ) -> Tensor:
-        squares: list[Tensor] = []
+    ) -> None:
+        updated: list[Tensor] = []
         for index, (rule, state) in enumerate(zip(rules, states, strict=True)):
             # One weight after another: all at once would need several copies of the model.
-            with tf.control_dependencies(squares[-1:]):
-                squares.append(self._update_weight(rule, state, weight_ids[index], numbers))
-        return tf.add_n(squares)
+            with tf.control_dependencies(updated[-1:]):
+                updated.append(self._update_weight(rule, state, weight_ids[index], numbers))
 
     def _update_weight(
         self, rule: Rule, state: Sequence[Tensor], weight_id: Tensor, numbers: Sequence[Tensor]
     ) -> Tensor:
-        """Update a weight and its slots; return the new weight's squared norm."""
+        """Update a weight and its slots; return the new weight."""
         weight, gradient, *slots = state
         factor, rate, updates, step = numbers
         with tf.device(self.slot_device):
@@ -198,140 +194,66 @@ class DeviceUpdate:
             inputs = [weight, gradient]
             if self.layout.offload_moments:  # copied to the device that computes
                 inputs = list(map(tf.identity, inputs))
+            function = self.function(self.update_slots, rule, weight)
+            new = function(*inputs, slots, factor, updates, rate, key)
             if rule.adapts:
-                function = self.function(self.update_slots, rule, weight)
-                result = function(*inputs, *slots, factor, updates)
-                direction = gradient.read_value() if result is None else result
+                direction = gradient.read_value() if new is None else new
                 squared = squared_norm([inputs[0]]), squared_norm([direction])
-                function = self.function(self.apply_direction, rule, weight, 0)
+                function = self.function(self.apply_direction, rule, weight)
                 new = function(inputs[0], direction, squared, rate, key)
-            else:
-                function = self.function(self.update_element_wise, rule, weight)
-                new = function(*inputs, *slots, factor, updates, rate, key)
         if new is not None:
             weight.assign(new)
-        return squared_norm([weight.read_value()])
+        return weight.read_value()
 
     def function(
-        self, method: Callable[..., Tensor], rule: Rule, weight: tf.Variable, *constants: int
+        self, method: Callable[..., Tensor], rule: Rule, weight: tf.Variable
     ) -> Callable[..., Tensor]:
-        """Return the tf.function of one of the three methods below for weights of this size."""
+        """Return the tf.function of one of the two methods below for weights of this size."""
         compiled = self.compiled and weight.shape.num_elements() >= LARGE
-        key = method, rule, compiled, *constants
+        key = method, rule, compiled
         if key not in self.functions:
-            self.functions[key] = traced(partial(method, compiled, rule, *constants), compiled)
+            self.functions[key] = traced(partial(method, compiled, rule), compiled)
         return self.functions[key]
 
-    def update_element_wise(self, compiled: bool, rule: Rule, *inputs: Tensor) -> Tensor:
-        """Update a weight whose rule needs no norms, and its slots, in one pass over memory."""
-
-        def update(weight: Tensor, *inputs: Tensor) -> list[Tensor]:
-            *inputs_of_direction, rate, key = inputs
-            direction, *slots = self._direction(rule, weight, *inputs_of_direction)
-            new = self.optimizer.apply_update(rule, 0, weight, direction, None, rate, key)
-            return [new, *slots]
-
-        weight, _gradient, *slots, _factor, _updates, _rate, _key = inputs
-        return _assign((weight, *slots), self._compute(compiled, update, *inputs))
-
-    def update_slots(self, compiled: bool, rule: Rule, *inputs: Tensor) -> Tensor:
-        """Update the slots; assign the update direction to the gradient, or return it if that is a tensor."""
-        results = self._compute(compiled, partial(self._direction, rule), *inputs)
-        _weight, gradient, *slots, _factor, _updates = inputs
-        return _assign((gradient, *slots), results)
-
-    def _direction(
-        self, rule: Rule, weight: Tensor, gradient: Tensor, *more: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Return the update direction and the new slots; `more` are the slots, the factor and the updates."""
-        *slots, factor, updates = more
-        return self.optimizer.update_direction(rule, weight, gradient, slots, factor, updates)
-
-    def apply_direction(
+    def update_slots(
         self,
         compiled: bool,
         rule: Rule,
-        start: int,
         weight: Tensor,
-        direction: Tensor,
-        *more: Tensor,
+        gradient: Tensor,
+        slots: Sequence[tf.Variable],
+        *numbers: Tensor,
     ) -> Tensor:
-        """Update a weight, or its shard from element `start` on; return the result if that is a tensor."""
-        value = tf.convert_to_tensor(weight)
-        direction = tf.convert_to_tensor(direction)
-        new = self.optimizer.apply_update(rule, start, value, direction, *more)
-        return _assign((weight,), (new,))
+        """Update the slots and, in the same pass over memory, the weight.
 
-    def _compute(
-        self, compiled: bool, function: Callable[..., Tensor], *inputs: Tensor
-    ) -> list[Tensor]:
-        """Return the results of a function of the inputs' values, so that XLA fuses them into one loop."""
-        # On a CPU XLA fuses results of one shape only if none is an input of another, so the slots, which the first
-        # result needs, are computed once more for it, behind a barrier.
-        values = [tf.convert_to_tensor(value) for value in inputs]
-        results = list(function(*values))
+        With a trust ratio the gradient becomes the update direction instead. What would be assigned to a tensor is
+        returned.
+        """
+        factor, updates, rate, key = numbers
+
+        def update(weight: Tensor, gradient: Tensor, *slots: Tensor) -> list[Tensor]:
+            direction, *new_slots = self.optimizer.update_direction(
+                rule, weight, gradient, slots, factor, updates
+            )
+            if not rule.adapts:
+                direction = self.optimizer.apply_update(rule, weight, direction, None, rate, key)
+            return [direction, *new_slots]
+
+        values = [tf.convert_to_tensor(value) for value in (weight, gradient, *slots)]
+        results = update(*values)
         if compiled and self.fuses_results:
-            results[0] = function(*xla.optimization_barrier(*values))[0]
-        return results
+            # On a CPU XLA fuses results of one shape only if none is an input of another, so the slots, which the
+            # first result needs, are computed once more for it, behind a barrier.
+            results[0] = update(*xla.optimization_barrier(*values))[0]
+        return _assign((gradient if rule.adapts else weight, *slots), results)
 
-    def _shard_directions(
-        self, number: int, factor: Tensor, updates: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Update the shards of the slots; return the shards of the directions and their squared norms."""
-        directions: dict[str, Tensor] = {}
-        squares: list[Tensor] = []
-        for name, weight in self.weights.items():
-            # One weight after another: all at once would need several copies of the model.
-            with tf.control_dependencies(list(directions.values())[-1:]):
-                gradient = self._block_shard(self.accumulators[name][0].read_value())
-            rule = self.optimizer.rules[name]
-            with tf.device(self.slot_device), tf.control_dependencies([gradient]):
-                value = self._block_shard(weight.read_value())
-                function = self.function(self.update_slots, rule, weight)
-                slots = self.slots[name].values()
-                directions[name] = function(value, gradient, *slots, factor, updates)
-                squares.append(squared_norm([directions[name]]))
-        return directions, self.group.all_reduce(tf.stack(squares), number)
-
-    def _update_bucket(
-        self,
-        names: Sequence[str],
-        number: int,
-        directions: Mapping[str, Tensor],
-        squares: Tensor,
-        rate: Tensor,
-        step: Tensor,
-    ) -> None:
-        """Update this replica's shards of some weights, and gather the shards of all replicas."""
-        order = list(self.weights)
-        shards = []
-        for name in names:
-            weight = self.weights[name]
-            rule = self.optimizer.rules[name]
-            with tf.device(self.slot_device):
-                value = self._block_shard(weight.read_value())
-                squared = squared_norm([weight]), squares[order.index(name)]
-                key = self.optimizer.key(self.optimizer.weight_id(name), step)
-                start = self.group.rank * self._shard_length(name)
-                function = self.function(self.apply_direction, rule, weight, start)
-                shards.append(function(value, directions[name], squared, rate, key))
-        gathered = self.group.all_gather(tf.concat(shards, axis=0), number)
-        lengths = [self._shard_length(name) for name in names]
-        parts = tf.split(tf.reshape(gathered, [self.group.size, sum(lengths)]), lengths, axis=1)
-        for name, part in zip(names, parts, strict=True):
-            weight = self.weights[name]
-            weight.assign(tf.reshape(tf.reshape(part, [-1])[: self.sizes[name]], weight.shape))
-
-    def _shard(self, value: Tensor) -> Tensor:
-        """Return this replica's shard of a weight or gradient, flat, with zeros beyond the last element."""
-        size = value.shape.num_elements()
-        length = math.ceil(size / self.group.size)
-        start, end = (min(rank * length, size) for rank in (self.group.rank, self.group.rank + 1))
-        part = tf.reshape(value, [-1])[start:end]
-        return tf.reshape(tf.pad(part, [[0, length - (end - start)]]), [length])
-
-    def _shard_length(self, name: str) -> int:
-        return math.ceil(self.sizes[name] / self.group.size)
+    def apply_direction(
+        self, compiled: bool, rule: Rule, weight: Tensor, direction: Tensor, *more: Tensor
+    ) -> Tensor:
+        """Update a weight by its direction; return the new weight if it would be assigned to a tensor."""
+        value = tf.convert_to_tensor(weight)
+        new = self.optimizer.apply_update(rule, value, direction, *more)
+        return _assign((weight,), (new,))
 
 
 def _assign(targets: Sequence[Tensor], results: Sequence[Tensor]) -> Tensor:
@@ -342,16 +264,27 @@ def _assign(targets: Sequence[Tensor], results: Sequence[Tensor]) -> Tensor:
     return None if isinstance(targets[0], tf.Variable) else results[0]
 
 
-def buckets(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
-    """Return names in buckets of at most `max_bytes` bytes; a larger weight has its own bucket."""
+def shares(sizes: Mapping[str, int], replicas: int) -> list[list[str]]:
+    """Return the names of each replica's weights: of the largest that is left, the replica with least takes it."""
+    owned: list[list[str]] = [[] for _ in range(replicas)]
+    totals = [0] * replicas
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        rank = totals.index(min(totals))
+        owned[rank].append(name)
+        totals[rank] += sizes[name]
+    return owned
+
+
+def buckets(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Return names in buckets of at most REDUCE_BUCKET; a larger weight has its own bucket."""
     filled: list[list[str]] = []
     free = 0
     for name, size in sizes.items():
-        if not filled or size > free:
+        if 4 * size > free:
             filled.append([])
-            free = max_bytes
+            free = REDUCE_BUCKET
         filled[-1].append(name)
-        free -= size
+        free -= 4 * size
     return filled
 
 
@@ -362,10 +295,8 @@ def squared_norm(tensors: Iterable[Tensor]) -> Tensor:
     return 2.0 * tf.add_n([tf.zeros([]), *halves])
 
 
-def random_bits(key: Tensor, shape: Sequence[int], start: int) -> Tensor:
-    """Return uniform uint32 of a shape: the bits of the key for a complete weight from element `start` on."""
-    count = tf.TensorShape(shape).num_elements()
-    bits = tf.random.stateless_uniform(
-        [start + count], key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+def random_bits(key: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the uniform uint32 of a key, in a shape."""
+    return tf.random.stateless_uniform(
+        shape, key, minval=None, maxval=None, dtype=tf.uint32, alg="philox"
     )
-    return tf.reshape(bits[start:], shape)

@@ -11,6 +11,7 @@ from functools import partial
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import DoctorRunSettings, DoctorSettings
 from bert_cli.errors import BertError, DataError, install_command
+from bert_cli.facts.optimizers import MOMENT_BYTES
 from bert_cli.files import existing, free_bytes, is_writable
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.runtime import Devices
@@ -125,7 +126,7 @@ def check_memory(report: Report, work: Workload, processes: Processes, devices: 
 def checkpoint_bytes(work: Workload) -> int:
     """Return the size of a checkpoint: the weights in their dtype and the slots of the optimizer."""
     weights = layout.parameters(work)
-    return weights * WEIGHT_BYTES[work.precision] + work.optimizer_kind.slot_bytes(weights)
+    return weights * (WEIGHT_BYTES[work.precision] + MOMENT_BYTES)
 
 
 def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:

@@ -109,7 +109,6 @@ def disk_format(
         config=config,
         files=files | hf.class_files(shape, work.head),
         epoch_size=epoch_size,
-        optimizer=work.optimizer_kind,
     )
 
 

@@ -1,14 +1,11 @@
 """The update of TensorFlow: moments in shards, compiled updates, buckets, overflow on one replica, norms."""
 
-import math
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from support.engine_runs import KEY_BIAS, assert_same, case, on_tensorflow, run
 from support.layouts import SHALLOW, accumulate, built, engine_of, settings_of
 
-from bert_cli.errors import ConfigError
 from bert_cli.parallel.tensorflow import update
 
 SHARDED = {"replicated_tensor_sharding": True}
@@ -21,35 +18,29 @@ def first_gradients(engine, reader):
     return accumulate(engine, batch)[1]
 
 
-def test_an_optimizer_that_needs_complete_weights_is_refused_with_sharded_moments():
-    stable = {"model": SHALLOW, "optimizer": {"name": "StableAdamW"}}
-    with pytest.raises(ConfigError, match="an update of this optimizer needs complete weights"):
-        built(settings_of("2x1", **stable, parallel=SHARDED), updates=False)
-
-
-def test_a_replica_holds_its_shard_of_each_moment_in_the_memory_of_the_host():
+def test_one_replica_holds_each_moment_in_the_memory_of_the_host():
     settings = settings_of("2x1", model=SHALLOW, parallel=SHARDED | OFFLOADED)
     _, state, *_ = built(settings, updates=False)
-    for shard in state.slots.values():
-        assert shard.variables[0].shape[0] == -(-math.prod(shard.shape) // 2)
-        assert all(variable.device.endswith("CPU:0") for variable in shard.variables)
+    for moment in state.slots.values():
+        (variable,) = moment.variables
+        assert variable.shape == moment.shape and variable.device.endswith("CPU:0")
 
 
-# In place, on another device than the weights, and on shards: each assigns other results.
-@pytest.mark.parametrize(
-    ("replicas", "parallel"),
-    [
-        (1, {}),
-        pytest.param(1, OFFLOADED, marks=pytest.mark.slow),
-        pytest.param(2, SHARDED, marks=pytest.mark.slow),
-    ],
-)
-def test_compiled_updates_are_the_plain_ones(monkeypatch, replicas, parallel):
-    plain = on_tensorflow(replicas=replicas, parallel=parallel)
+def test_the_replica_with_the_smallest_share_owns_the_next_weight():
+    sizes = {"bias": 1, "table": 30, "inner": 16, "output": 16, "query": 4}
+    assert update.shares(sizes, 2) == [["table", "query"], ["inner", "output", "bias"]]
+    assert update.shares(sizes, 1) == [["table", "inner", "output", "query", "bias"]]
+    assert update.shares({"a": 1}, 3) == [["a"], [], []]
+
+
+# In place, and on another device than the weights: each assigns other results.
+@pytest.mark.parametrize("parallel", [{}, pytest.param(OFFLOADED, marks=pytest.mark.slow)])
+def test_compiled_updates_are_the_plain_ones(monkeypatch, parallel):
+    plain = on_tensorflow(parallel=parallel)
     monkeypatch.setattr(update, "UPDATES_WORTH_COMPILING", 0)
     # Of the word table alone: every compilation takes a second.
     monkeypatch.setattr(update, "LARGE", 600)
-    compiled = run.__wrapped__(case("tensorflow", replicas=replicas, parallel=parallel))
+    compiled = run.__wrapped__(case("tensorflow", parallel=parallel))
     assert_same(compiled, plain)
     names = [name for name in plain.weights if KEY_BIAS not in name]
     assert any((compiled.weights[name] != plain.weights[name]).any() for name in names), "compiled"
@@ -57,11 +48,11 @@ def test_compiled_updates_are_the_plain_ones(monkeypatch, replicas, parallel):
 
 def test_small_buckets_add_up_to_the_same_bits(monkeypatch):
     engine, reader = engine_of("2x1", model=SHALLOW)
-    assert len(engine.updates[0][0].buckets) == 1
+    assert len(engine.updates[0][0].reductions) == 1
     expected = first_gradients(engine, reader)
-    monkeypatch.setattr(update, "buckets", lambda sizes, most: [[name] for name in sizes])
+    monkeypatch.setattr(update, "REDUCE_BUCKET", 1)
     engine, *_ = built(settings_of("2x1", model=SHALLOW), updates=False)
-    assert len(engine.updates[0][0].buckets) > 1
+    assert len(engine.updates[0][0].reductions) == len(engine.weights)
     for name, gradient in first_gradients(engine, reader).items():
         np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
 
@@ -96,7 +87,8 @@ def test_the_squared_norm_of_millions_of_elements_is_exact_to_float32(dtype):
     assert float(update.squared_norm([])) == 0.0
 
 
-def test_buckets_have_at_most_their_size_or_one_weight():
+def test_buckets_have_at_most_their_size_or_one_weight(monkeypatch):
+    monkeypatch.setattr(update, "REDUCE_BUCKET", 4 * 10)  # float32
     sizes = {"a": 3, "b": 4, "c": 30, "d": 1, "e": 9, "f": 1}
-    assert update.buckets(sizes, 10) == [["a", "b"], ["c"], ["d", "e"], ["f"]]
-    assert update.buckets({}, 10) == []
+    assert update.buckets(sizes) == [["a", "b"], ["c"], ["d", "e"], ["f"]]
+    assert update.buckets({}) == []
