@@ -311,8 +311,9 @@ class Index:
                 numbers, values = zip(*rows, strict=True)
                 scores[np.searchsorted(self._numbers, numbers)] = values
         scores *= self._allowed(asked)
-        best = [n for n in best_of(scores, RANKED_AGAIN) if scores[n] > 0]
-        if best:
+        answers = np.flatnonzero(scores)
+        best = answers[best_of(scores[answers], RANKED_AGAIN)]
+        if len(best):
             before = scores[best]
             like = likeness(asked.text, self.texts(self._numbers[best].tolist()))
             after = before + LIKENESS * before.std() * _standardised(like)
