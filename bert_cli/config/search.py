@@ -54,7 +54,7 @@ class SearchAskSettings(IndexFileSettings, JsonSettings):
     """
 
     question: Positional[str]
-    """A question, or words."""
+    """A question, or words; a "phrase" and --option as they stand, and passages without a -word."""
     words: bool = False
     """Rank by words alone."""
     meaning: bool = False

@@ -139,6 +139,7 @@ LINKS = [
         ('hard -"link is hard"', [], []),
         ("hard -links", [2], ["hard"]),
         ("hard -zebra", [1, 2], ["Hard", "hard", "hard"]),
+        ("copy -any", [1, 3], ["copy"]),
         ("/etc/fstab", [0], ["etc", "fstab"]),
         ("what is in (/etc/fstab)?", [0], ["etc", "fstab"]),
         ("--no-canonicalize", [0], ["no", "canonicalize"]),
