@@ -19,6 +19,7 @@ from bert_cli.files import FORMAT, with_checksum, write_json_atomically
 from bert_cli.parallel.devices import traits_of_results
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_line
+from bert_cli.settings.markers import is_path
 from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.job import Job
 from bert_cli.tasks.run.resolve import runtime
@@ -41,8 +42,14 @@ def load_state(run: Run, stack: ExitStack) -> None:
             _take_folder(job, stack)
         group.barrier()
     _check_same_kind(job, group)
-    # Processes enter collectives as the settings say, so all are equal but the rank.
-    shared = {**job.record, **job.fixed, "held_out": job.task.fingerprint, "cluster": None}
+    # Processes enter collectives as the settings say, so all are equal but the rank. Hosts may have the
+    # same files under other paths: what is read of them is compared by fingerprints.
+    fields = type(job.order).model_fields
+    settings = {
+        name: value is not None if name in fields and is_path(fields[name]) else value
+        for name, value in job.record.items()
+    }
+    shared = {**settings, **job.fixed, "held_out": job.task.fingerprint, "cluster": None}
     shared["unlabelled"] = [part.fingerprint for part in job.task.unlabelled.values()]
     digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=6).digest()
     if difference := _first_difference(group, int.from_bytes(digest, "little")):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.threads import on_each_rank
 
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.parallel import devices
 from bert_cli.tasks.run import saving
@@ -55,6 +56,7 @@ def test_ranks_that_compute_differently_are_refused_on_all(name, values, kind, m
     [
         ("keep_checkpoints", (3, 4), ConfigError),
         ("validation_dir", (None, "held_out"), ConfigError),
+        ("validation_dir", ("/nodes/1/held_out", "/nodes/2/held_out"), None),
         ("cluster", ({"rank": 0}, {"rank": 1}), None),
     ],
 )
@@ -66,7 +68,7 @@ def test_ranks_with_other_settings_are_refused_on_all_before_a_state_is_loaded(
 
     def check(group):
         job = SimpleNamespace(
-            order=SimpleNamespace(saves=False),
+            order=PretrainSettings.model_construct(dry_run=True),
             record={"seed": 1, name: values[group.rank]},
             fixed={"seed": 1},
             task=SimpleNamespace(fingerprint="", unlabelled={}),
