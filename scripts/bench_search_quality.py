@@ -88,6 +88,7 @@ def measure(name: str, path: Path, options: argparse.Namespace) -> None:
 
     from bert_cli.config.search import SearchMakeSettings
     from bert_cli.data.random import chooses
+    from bert_cli.data.search.index import WEIGHT
     from bert_cli.statistics import interval, mean_of
     from bert_cli.tasks.search import make, score
     from bert_cli.tasks.search.opened import open_index
@@ -106,7 +107,9 @@ def measure(name: str, path: Path, options: argparse.Namespace) -> None:
             milliseconds = 1000 * (time.process_time() - begun) / len(relevant)
         groups = np.array([min(rows) for rows in relevant.values()])
         halves = chooses(groups)
-        columns = {"words": 0} | ({"meaning": -1, "both": 5} if options.model else {})
+        columns = {"words": 0}
+        if options.model:
+            columns |= {"meaning": -1, "both": round(10 * WEIGHT)}
         size = f"{len(relevant):,} questions, {index.count('passages'):,} passages"
         for ranking, column in columns.items():
             row = gains[:, column]

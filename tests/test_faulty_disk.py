@@ -42,7 +42,7 @@ COMMANDS = {
     "search make out.index a.txt": ("a.txt", 3),
     "search make out.index a.csv": ("a.csv", 3),
     "plot run --output out": ("run/metrics.jsonl", 3),
-    "compare run other": ("run/metrics.jsonl", 3),
+    "compare run other": ("other/settings.json", 3),
 }
 
 

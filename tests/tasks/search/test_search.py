@@ -21,7 +21,7 @@ from support.vectors import write_pooling
 
 import bert_cli
 from bert_cli.cli import main
-from bert_cli.data.search.index import SCALE, Index, open_index, write_index
+from bert_cli.data.search.index import SCALE, WEIGHT, Index, open_index, write_index
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.tasks.search import make, score
 from bert_cli.tasks.search.opened import Model
@@ -306,7 +306,7 @@ def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals
     text = score.choose_weight(index, better, groups)
     assert index.weight == 0.8 and "confirms it; the index has weight 0.8" in text
     assert "0.0 0.0" in text
-    assert "other questions: 0.8 scores 0.300 [0.300, 0.300] more than 0.5" in text
+    assert "other questions: 0.8 scores 0.200 [0.200, 0.200] more than 0.6" in text
     chance = np.random.default_rng(1).uniform(size=(80, 11))
     text = score.choose_weight(index, chance, groups)
     assert index.weight == 0.8 and "does not confirm it; the index has weight 0.8" in text
@@ -549,7 +549,7 @@ def test_an_open_index_says_what_was_replaced_under_it(manuals, model, tmp_path)
     with pytest.raises(DataError, match="has vectors of another model since it was opened"):
         moved.ask("zebra")
     assert [hit.text for hit in moved.ask("zebra", half="words")] == ["A zebra."]
-    assert main(words) == 0 and open_index(Path("index")).weight == 0.5
+    assert main(words) == 0 and open_index(Path("index")).weight == WEIGHT
     Path("index").unlink()
     with pytest.raises(DataError, match="no such index"):
         moved.ask("zebra")
