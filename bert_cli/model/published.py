@@ -16,6 +16,7 @@ from bert_cli.files import JSONObject
 Array = npt.NDArray[Any]
 POSITIONS = "embeddings.position_embeddings.weight"
 SEGMENTS = "embeddings.token_type_embeddings.weight"
+OTHER_HEADS = ("pre_classifier.", "classifier.dense.")
 WORDS = "embeddings.word_embeddings.weight"
 
 
@@ -102,7 +103,11 @@ def bert_tensors(tensors: Mapping[str, Array], described: JSONObject) -> Mapping
     if record is None:
         return tensors
     renamed: dict[str, Array] = {}
+    # Their heads for classes have a layer more than BERT's: a run starts with a new one.
+    has_other_head = any(name.startswith(OTHER_HEADS) for name in tensors)
     for name, value in tensors.items():
+        if has_other_head and name.startswith((*OTHER_HEADS, "classifier.")):
+            continue
         for theirs, ours in record.names.items():
             name = name.replace(theirs, ours)
         if record.skips_padding and name.endswith(POSITIONS):

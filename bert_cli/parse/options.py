@@ -377,7 +377,7 @@ def _unknown_arguments(
             remedy = "a run is checked by `bert doctor pretrain`"
         elif len(flags) < len(options):
             remedy += "; write a text that begins with - behind --"
-        known = why_unknown(flag.lstrip("-").replace("-", "_"))
+        known = why_unknown(flag.lstrip("-").replace("-", "_"), program)
         errors.append(ConfigError(f"{program} ({word})", *(known or ("no such flag", remedy))))
     return combine(errors)
 

@@ -281,7 +281,7 @@ class Index:
             meaning = self.by_meaning([question])[0] if half != "words" else None
             lexical = self.by_words(question) if half != "meaning" else None
             scores = combined(lexical, meaning, self.weight)
-            scores[~self._allowed(asked)] = -np.inf
+            scores[~self.allowed(asked)] = -np.inf
             least = 0 if half == "words" else -np.inf
             terms = self._terms(asked)
             best = [n for n in best_of(scores, top) if scores[n] > least]
@@ -310,7 +310,7 @@ class Index:
             if rows := self.table.execute(ranking, [query]).fetchall():
                 numbers, values = zip(*rows, strict=True)
                 scores[np.searchsorted(self._numbers, numbers)] = values
-        scores *= self._allowed(asked)
+        scores *= self.allowed(asked)
         answers = np.flatnonzero(scores)
         best = answers[best_of(scores[answers], RANKED_AGAIN)]
         if len(best):
@@ -320,7 +320,7 @@ class Index:
             scores[best] = after - after.min() + before.min()
         return scores
 
-    def _allowed(self, asked: words.Question) -> npt.NDArray[np.bool_]:
+    def allowed(self, asked: words.Question) -> npt.NDArray[np.bool_]:
         """Return which passages [N] have nothing that a question excludes."""
         rows = self.table.execute("SELECT rowid FROM words WHERE words MATCH ?", [asked.excluded])
         return ~np.isin(self._numbers, rows.fetchall())

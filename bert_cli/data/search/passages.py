@@ -148,12 +148,22 @@ def passages_of(lines: Sequence[str], split: Split) -> list[Passage]:
         ends = is_full or (unit.is_heading and width(text[start : unit.start]) >= ENOUGH)
         stays = not begun or begun[-1].is_heading  # a heading stays with what follows
         if (is_full and len(begun) > 1) or (not stays and ends):
-            groups.append([unit])
+            groups.append([*_last_headings(begun), unit])
         else:
             begun.append(unit)
     spans = [(group[0].start, group[-1].stop) for group in groups if group]
     passages = [Passage(start, stop, text[start:stop]) for start, stop in spans]
     return [passage for passage in passages if WORD.search(passage.text)]
+
+
+def _last_headings(group: list[Unit]) -> list[Unit]:
+    """Take the headings from the end of a group, which belong to what follows; a group of headings alone keeps them."""
+    first = len(group)
+    while first and group[first - 1].is_heading:
+        first -= 1
+    taken = group[first:] if first else []
+    del group[len(group) - len(taken) :]
+    return taken
 
 
 def characters_left_out(lines: Sequence[str], passages: Sequence[Passage]) -> int:

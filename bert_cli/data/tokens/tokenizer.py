@@ -148,6 +148,7 @@ def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
         # Worker processes use every core already.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         pieces = read_tokenizer(path.parent).pieces
+        _check_special(f"vocabulary ({path})", pieces)
         return Vocabulary(path, pieces, digest, notation=BYTE_LEVEL)
     pieces = tuple(line.removesuffix("\r") for line in text.removesuffix("\n").split("\n"))
     known: set[str] = set()

@@ -143,7 +143,8 @@ def read_examples(draft: Draft[Settings], build: Build[Settings]) -> str:
     if order.generated_dataset:
         draft.lines.append("run: trains on synthetic examples; nothing is scored")
         # Graphcore's example generates as many; two are the labels of a text, or the ends of an answer.
-        draft.task = Task(2, None, synthetic_examples(workload_of(order), 12_000, 2))
+        names = ("0", "1") if order.head.has_label_names else None
+        draft.task = Task(2, names, synthetic_examples(workload_of(order), 12_000, 2))
         return "synthetic examples"
     assert draft.tokenizer is not None
     tokenizer = models.read_tokenizer_for(order.bert_config, draft.tokenizer)

@@ -79,7 +79,7 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
         job,
         evaluate=partial(evaluate, held_out, examples),
         evaluate_every=order.evaluate_every_steps,
-        task=replace(job.task, baselines=baselines),
+        task=replace(job.task, baselines=baselines, held_out=held_out.fingerprint),
     )
 
 

@@ -15,11 +15,12 @@ from functools import partial
 import numpy as np
 
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
-from bert_cli.files import FORMAT, with_checksum, write_json_atomically
+from bert_cli.files import FORMAT, JSONObject, with_checksum, write_json_atomically
 from bert_cli.parallel.devices import traits_of_results
 from bert_cli.parallel.group import ProcessGroup
+from bert_cli.parse.load import leaves
+from bert_cli.parse.options import options_of
 from bert_cli.processes import print_line
-from bert_cli.settings.markers import is_path
 from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.job import Job
 from bert_cli.tasks.run.resolve import runtime
@@ -42,16 +43,8 @@ def load_state(run: Run, stack: ExitStack) -> None:
             _take_folder(job, stack)
         group.barrier()
     _check_same_kind(job, group)
-    # Processes enter collectives as the settings say, so all are equal but the rank. Hosts may have the
-    # same files under other paths: what is read of them is compared by fingerprints.
-    fields = type(job.order).model_fields
-    settings = {
-        name: value is not None if name in fields and is_path(fields[name]) else value
-        for name, value in job.record.items()
-    }
-    shared = {**settings, **job.fixed, "held_out": job.task.fingerprint, "cluster": None}
-    shared["unlabelled"] = [part.fingerprint for part in job.task.unlabelled.values()]
-    digest = hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=6).digest()
+    shared = json.dumps(_shared(job), sort_keys=True)
+    digest = hashlib.blake2b(shared.encode(), digest_size=6).digest()
     if difference := _first_difference(group, int.from_bytes(digest, "little")):
         problem = "was started with other settings, has another layout, or reads another corpus than rank 0"
         remedy = "start every process with the same command and the same files"
@@ -65,6 +58,23 @@ def load_state(run: Run, stack: ExitStack) -> None:
         remedy = "use a folder on a file system that all hosts share"
         raise CheckpointError("save_ckpt_path", problem, remedy)
     _check_same_weights(group, state)
+
+
+def _shared(job: Job) -> JSONObject:
+    """Return what all ranks must have in common.
+
+    Processes enter collectives as the settings say. Hosts may have the same files under other paths: what is read of
+    them is compared by fingerprints.
+    """
+    paths = {option.name for option in options_of(type(job.order)) if option.is_path}
+    settings = dict(leaves({**job.record, "cluster": None}))
+    unlabelled = [part.fingerprint for part in job.task.unlabelled.values()]
+    return {
+        **{name: value is not None if name in paths else value for name, value in settings.items()},
+        **job.fixed,
+        "held_out": job.task.fingerprint,
+        "unlabelled": unlabelled,
+    }
 
 
 def _take_folder(job: Job, stack: ExitStack) -> None:

@@ -111,6 +111,9 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Scores:
             if meaning is not None:
                 halves += [combined(lexical, meaning, weight) for weight in WEIGHTS[1:-1]]
                 halves.append(meaning)
+            excluded = ~index.allowed(words.parse(question))
+            for scores in halves:
+                scores[excluded] = -np.inf
             best = np.full((len(halves), owner.max() + 1), -np.inf, np.float32)
             for ranking, scores in zip(best, halves, strict=True):
                 np.maximum.at(ranking, owner, scores)

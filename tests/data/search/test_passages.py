@@ -55,12 +55,14 @@ def test_a_sentence_that_is_longer_is_cut_at_spaces():
         (["Title", "Part one", "It begins."], ["Title\nPart one\nIt begins."]),
         (["# Title", f"{SENTENCE * 10}.", "## Next", "# Last", "It ends."],
          [f"# Title\n{SENTENCE * 10}.", "## Next\n# Last\nIt ends."]),
+        ([f"{SENTENCE * 8}.", "# Installing", f"{SENTENCE * 17}."],
+         [f"{SENTENCE * 8}.", f"# Installing\n{SENTENCE * 17}."]),
         (["Take:", "soap", "tea", "milk", "and stir it."], ["Take:\nsoap\ntea\nmilk\nand stir it."]),
         (["It begins.", "The end"], ["It begins.\nThe end"]),
         (["..., ---", "* * *"], []),
         (["It begins.", f"# {SENTENCE * 3}", "It ends."], [f"It begins.\n# {SENTENCE * 3}\nIt ends."]),
     ],
-    ids=["headings", "options", "two", "markup", "list", "last", "no word", "long"],
+    ids=["headings", "options", "two", "markup", "long after", "list", "last", "no word", "long"],
 )  # fmt: skip
 def test_a_heading_begins_a_passage_and_a_list_does_not(lines, expected):
     assert passages(lines) == expected

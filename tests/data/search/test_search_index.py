@@ -140,6 +140,7 @@ LINKS = [
         ("hard -links", [2], ["hard"]),
         ("hard -zebra", [1, 2], ["Hard", "hard", "hard"]),
         ("copy -any", [1, 3], ["copy"]),
+        ("elsewhere -ḍoṫ", [3], ["elsewhere"]),
         ("/etc/fstab", [0], ["etc", "fstab"]),
         ("what is in (/etc/fstab)?", [0], ["etc", "fstab"]),
         ("--no-canonicalize", [0], ["no", "canonicalize"]),

@@ -12,6 +12,7 @@ import bert_cli
 from bert_cli.cli import main
 from bert_cli.data.tokens.tokenizer import read_tokenizer, read_vocabulary
 from bert_cli.errors import CheckpointError, DataError
+from bert_cli.model.published import bert_tensors
 from bert_cli.tasks.run.models import find_source
 
 TEXTS = ["The heart is a muscle.", "Straße,  ﬁne and\nnew", "東京 はどこ?", "a", "good fine " * 60]
@@ -112,9 +113,21 @@ def test_what_is_written_of_it_is_a_bert_with_the_same_vectors(kind, published, 
     np.testing.assert_allclose(mean_vectors(tmp_path / "out", TEXTS[:3]), theirs, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["roberta", "distilbert"])
+def test_a_head_with_other_layers_is_not_read(kind):
+    other = {"pre_classifier.weight": 1, "classifier.dense.weight": 2, "classifier.weight": 3}
+    tensors = {
+        name: np.ones((2, 2), np.float32) for name in ("embeddings.LayerNorm.weight", *other)
+    }
+    read = bert_tensors(tensors, {"model_type": kind})
+    assert [*read] == ["embeddings.LayerNorm.weight"]
+
+
 def test_what_does_not_fit_is_refused_with_a_remedy(published, tmp_path):
     with pytest.raises(DataError, match=r"is Unigram, for which .*bert vocab"):
         read_vocabulary(published / "xlm-roberta/tokenizer.json")
+    with pytest.raises(DataError, match=r"lacks \[PAD\] .*use a model that has them"):
+        read_vocabulary(published / "roberta/tokenizer.json")
     config = json.loads((published / "roberta/config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2}))
     with pytest.raises(CheckpointError, match=r"\(max_position_embeddings 2\): has no row"):
