@@ -25,6 +25,7 @@ from support.hf_models import change_weights, need
 from bert_cli import open_index
 from bert_cli.cli import main
 from bert_cli.config.use import ServeSettings
+from bert_cli.data.search.index import write_index
 from bert_cli.tasks.use import serve
 
 LIMIT = 100_000
@@ -217,6 +218,8 @@ def index(tmp_path_factory, models) -> Path:
         (home / "texts" / name).write_text(text, encoding="utf-8")
     words = ["search", "make", home / "my.index", home / "texts", "--model", models["bare"]]
     assert main([*map(str, words)]) == 0
+    with write_index(home / "my.index") as writer, writer.changing():
+        writer.record(weight=0.5)  # the model is random: words decide
     return home / "my.index"
 
 
