@@ -208,7 +208,7 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
     kind = described.get("model_type", "bert")
     if kind not in ARCHITECTURES:
         known = ", ".join((*ARCHITECTURES, *published.TYPES))
-        problem = "is no encoder that this tool has the layers of"
+        problem = "is not a supported model type"
         raise CheckpointError(f"{where} (model_type {kind})", problem, f"use one of {known}")
     shape = ARCHITECTURES[kind].shape
     try:

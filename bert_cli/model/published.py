@@ -1,4 +1,4 @@
-"""Encoders of others whose arithmetic is BERT's: a record of what their files write otherwise.
+"""Model types whose arithmetic is BERT's: a record for each, with the names that differ from BERT's.
 
 RoBERTa, XLM-RoBERTa and DistilBERT are read as a BERT, and what is written of them is a BERT, which every program
 opens. Only encoders and heads that have the same layers are read; `model.hf` refuses the tensors of others.
@@ -91,14 +91,14 @@ def bert_config(described: JSONObject, where: str) -> JSONObject:
         rows = described.get("max_position_embeddings")
         if type(rows) is not int or rows <= _unread_rows(described):
             where = f"{where} (max_position_embeddings {rows!r})"
-            problem = "has no row for a token after those of the padding"
+            problem = "leaves no position after the padding's"
             raise CheckpointError(where, problem, "copy config.json from the model again")
         config["max_position_embeddings"] = rows - _unread_rows(described)
     return config
 
 
 def bert_tensors(tensors: Mapping[str, Array], described: JSONObject) -> Mapping[str, Array]:
-    """Return the tensors of a model, whose own config.json is `described`, as those of a BERT."""
+    """Return the tensors of a model under BERT's names; `described` is the config.json that its owner wrote."""
     record = TYPES.get(str(described.get("model_type")))
     if record is None:
         return tensors

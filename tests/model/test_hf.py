@@ -134,7 +134,7 @@ def test_the_shape_is_read_from_a_config_and_a_model_that_cannot_be_run_is_refus
     for described, message in (
         (
             {"model_type": "mpnet"},
-            r"\(model_type mpnet\): is no encoder that .*; use one of bert, .*xlm-roberta",
+            r"\(model_type mpnet\): is not a supported model type; use one of bert, .*xlm-roberta",
         ),
         ({"hidden_act": "gelu_new"}, r"c\.json \(hidden_act 'gelu_new'\)"),
         ({"hidden_size": 32}, r"c\.json: .*num_attention_heads 12 does not divide"),

@@ -216,7 +216,7 @@ MISTAKES = [
     ("init empty.txt new", 3, "empty"),
     ("init only_corpus new", 3, "holds records, not text"),
     ("init rows.jsonl new --text-field body --from ./absent", 4, "no such folder"),
-    ("init rows.jsonl new --text-field body --from gpt", 4, "gpt/config.json (model_type gpt2): is no encoder"),
+    ("init rows.jsonl new --text-field body --from gpt", 4, "gpt/config.json (model_type gpt2): is not a supported"),
     ("init rows.jsonl new --text-field body --hours 0", 2, "hours"),
     ("compare run absent", 3, "second (absent): no such folder"),
     ("compare run used", 3, "second (used): contains no run with metrics.jsonl"),

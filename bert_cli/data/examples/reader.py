@@ -171,8 +171,8 @@ class ExampleStream(Stream):
         self.has_next_sentences = any(source.has_next_sentences for source in sources)
         self.epoch_size: int | None = sum(map(len, sources))
         self._block = sum(self.quotas)
-        each = [source.sequences_per_example for source in sources]
-        self.sequences_per_example = float(np.dot(each, self.quotas) / self._block)
+        means = [source.sequences_per_example for source in sources]
+        self.sequences_per_example = float(np.dot(means, self.quotas) / self._block)
         """Mean number: more than one in packs."""
         # The sources draw by the seed too; a block's order must not equal the order of one of their epochs.
         self._order_seed = int(row_keys(0, "mixture", seed)[0])
@@ -202,10 +202,11 @@ class ExampleStream(Stream):
         `probability` replaces the fraction of the settings in dynamic masks.
         """
         numbers, indices = self.locate(sample_indices)
-        chosen = ((number, np.flatnonzero(numbers == number)) for number in np.unique(numbers))
+        rows_of = ((number, np.flatnonzero(numbers == number)) for number in np.unique(numbers))
+        # A generator: the examples of one source at a time are in memory.
         blocks = (
             (rows, shuffled(self.sources[number], indices[rows], probability))
-            for number, rows in chosen
+            for number, rows in rows_of
         )
         return _assembled(len(numbers), blocks)
 

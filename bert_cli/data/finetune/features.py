@@ -361,11 +361,11 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: bool
             ids.append(np.array(encoding.ids, np.int32))
             lengths.append(len(encoding.ids))
             if with_offsets:
-                places = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+                spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
                 # The library counts the space before a word to a piece of Unigram, but not of others.
-                has_space = [text[begin:end][:1].isspace() for begin, end in encoding.offsets]
-                places[:, 0] += np.array(has_space, np.int32)  # also of a text without tokens
-                offsets.append(places)
+                has_space = [text[start:stop][:1].isspace() for start, stop in encoding.offsets]
+                spans[:, 0] += np.array(has_space, np.int32)  # the dtype of an empty list is float
+                offsets.append(spans)
     counts = np.array(lengths, np.int64)
     return Pieces(np.concatenate(ids), counts.cumsum() - counts, counts, np.concatenate(offsets))
 

@@ -27,7 +27,7 @@ from bert_cli.data.search.database import (
     connect,
     report_damage,
 )
-from bert_cli.data.search.likeness import likeness
+from bert_cli.data.search.ngrams import ngram_scores
 from bert_cli.data.search.passages import Document, Passage
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import LockUnsupportedError, lock_file
@@ -37,9 +37,9 @@ WEIGHT = 0.6
 """Weight of the meaning, unless held-out questions chose another; `docs/search.md` has what other weights score."""
 CANDIDATES = 10_000
 """Passages that BM25 ranks, about: those with the rarest words of a question. It takes a microsecond for each."""
-RANKED_AGAIN = 100  # passages
-LIKENESS = 2.0
-"""Weight of the likeness of letters beside BM25, both in units of their spread among these passages."""
+RERANKED = 100  # passages
+NGRAM_WEIGHT = 2.0
+"""Weight of the 4-grams beside the words, both in standard deviations of their BM25 among these passages."""
 SCALE = 32767
 """Vectors are stored as integers of 16 bits, from -SCALE for -1 to SCALE for 1: as exact as float16, and NumPy
 converts them ten times as fast."""
@@ -296,7 +296,7 @@ class Index:
     def by_words(self, question: str) -> Floats:
         """Return the score of each passage [N]; 0 without a word of the question or, in a large index, a rare one.
 
-        It is BM25; for the best, their likeness is added so that they stay the best.
+        It is BM25; for the best passages that of 4-grams is added, and they stay the best.
         """
         self._load()
         asked = words.parse(question)
@@ -312,11 +312,11 @@ class Index:
                 scores[np.searchsorted(self._numbers, numbers)] = values
         scores *= self.allowed(asked)
         answers = np.flatnonzero(scores)
-        best = answers[best_of(scores[answers], RANKED_AGAIN)]
+        best = answers[best_of(scores[answers], RERANKED)]
         if len(best):
             before = scores[best]
-            like = likeness(asked.text, self.texts(self._numbers[best].tolist()))
-            after = before + LIKENESS * before.std() * _standardised(like)
+            ngrams = ngram_scores(asked.text, self.texts(self._numbers[best].tolist()))
+            after = before + NGRAM_WEIGHT * before.std() * _standardised(ngrams)
             scores[best] = after - after.min() + before.min()
         return scores
 

@@ -33,7 +33,7 @@ UNSEEN = re.compile("[\u00ad\u034f\u0640\u115f\u1160\u180b-\u180f\u200c-\u200f\u
                     "\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]")  # fmt: skip
 """Characters within words that nobody sees: soft hyphens, joiners, directions; and the stretching of Arabic words."""
 QUOTES = str.maketrans("“”„", '"' * 3)
-PART = re.compile(
+OPERATOR = re.compile(
     r'(?P<excluded>(?<!\S)-(?:"[^"]*"|(?:[^\W\d_]{4}|[^\x00-\x7f])[^\s"]*))|'
     r'(?P<exact>"[^"]*"|(?<!\w)(?:--|[~.]{0,2}/)\w[^\s"]*)'
 )
@@ -109,7 +109,7 @@ def exactly(text: str) -> str:
 
 
 def in_any_form(word: str) -> str:
-    """Return the expression of FTS5 for a word and its other forms, which begin alike; numbers have none."""
+    """Return the expression of FTS5 for a word and its other forms, which begin as it does; numbers have none."""
     has_forms = len(word) >= FIRST and not re.search(r"\d", word)
     return f'"{word[:FIRST]}"*' if has_forms else exactly(word)
 
@@ -133,12 +133,13 @@ def parse(question: str) -> Question:
     if question.count('"') % 2:
         problem = "has a quotation mark without its other"
         raise ConfigError(where, problem, "end the phrase with it, or leave it out")
-    text = PART.sub(r"\g<exact>", question)
+    text = OPERATOR.sub(r"\g<exact>", question)
     if not any(unicodedata.category(letter)[0] in "LMNS" for letter in text):
         raise ConfigError(where, "has no word", "ask with a word")
-    parts = list(PART.finditer(question))
-    excluded, exact = ([exactly(part[n]) for part in parts if part[n]] for n in (1, 2))
-    terms = dict.fromkeys([*exact, *map(in_any_form, words_of(PART.sub(" ", question)))])
+    parts = list(OPERATOR.finditer(question))
+    excluded = [exactly(part["excluded"]) for part in parts if part["excluded"]]
+    exact = [exactly(part["exact"]) for part in parts if part["exact"]]
+    terms = dict.fromkeys([*exact, *map(in_any_form, words_of(OPERATOR.sub(" ", question)))])
     return Question(text, [term for term in terms if term != NOTHING], any_of(excluded))
 
 

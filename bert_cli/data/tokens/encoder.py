@@ -1,7 +1,7 @@
-"""Text to token ids for `bert tokenize`: those of the `tokenizers` library.
+"""Text to token ids for `bert tokenize`: the same ids as from the `tokenizers` library.
 
-WordPiece splits each word alone, so the library encodes a distinct word once and it is then cached: less than half of
-the time of encoding all lines, as byte-level BPE needs it.
+WordPiece splits each word alone. So the library encodes each distinct word once, and its tokens are cached. This takes
+less than half the time of encoding every line, which byte-level BPE requires.
 """
 
 from collections import defaultdict

@@ -315,8 +315,10 @@ class TokenizerFolder:
     def special_tokens(self) -> Sequence[str]:
         """The five special tokens, as this vocabulary writes them."""
         listed = {token.content for token in self._listed_tokens()}
-        is_robertas = listed.issuperset(ROBERTA_TOKENS) and not listed.issuperset(SPECIAL_TOKENS)
-        return ROBERTA_TOKENS if is_robertas else SPECIAL_TOKENS
+        has_roberta_tokens = listed.issuperset(ROBERTA_TOKENS) and not listed.issuperset(
+            SPECIAL_TOKENS
+        )
+        return ROBERTA_TOKENS if has_roberta_tokens else SPECIAL_TOKENS
 
     def _listed_tokens(self) -> list[AddedToken]:
         return self._part(TOKENIZER_FILE, TokenizerFile).added_tokens

@@ -93,14 +93,14 @@ class DeviceUpdate:
         collective: Callable[[Tensor, int], Tensor],
     ) -> None:
         """Add a function that sends some variables as one vector, with a collective of a unique number."""
-        chosen = [variables[name] for name in names]
+        bucket = [variables[name] for name in names]
         number = len(self.reductions) + len(self.broadcasts)
 
         def exchange() -> None:
-            flat = tf.concat([tf.reshape(variable, [-1]) for variable in chosen], axis=0)
-            lengths = [variable.shape.num_elements() for variable in chosen]
+            flat = tf.concat([tf.reshape(variable, [-1]) for variable in bucket], axis=0)
+            lengths = [variable.shape.num_elements() for variable in bucket]
             for variable, part in zip(
-                chosen, tf.split(collective(flat, number), lengths), strict=True
+                bucket, tf.split(collective(flat, number), lengths), strict=True
             ):
                 variable.assign(tf.reshape(part, variable.shape))
 

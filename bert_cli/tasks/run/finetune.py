@@ -239,12 +239,13 @@ def _train_seeds(draft: Draft[FinetuneSettings]) -> bool:
     """Train with each seed; return whether a request stopped it."""
     task = draft.task
     order = draft.order
-    begin = draft.start
-    orders = [_of_seed(order, order.seed + number) for number in range(order.seeds)]
-    folders = [Folder(each.save_ckpt_path) for each in orders]
+    start = draft.start
     scored: list[Trained] = []
-    for draft.order, folder in zip(orders, folders, strict=True):
-        draft.start = replace(begin, folder=folder)
+    orders = [_of_seed(order, order.seed + number) for number in range(order.seeds)]
+    starts = [replace(start, folder=Folder(seeded.save_ckpt_path)) for seeded in orders]
+    for number in range(order.seeds):
+        draft.order = orders[number]
+        draft.start = starts[number]
         if order.seeds > 1:
             print_line(f"seed {draft.order.seed}:")
         trained = _train_and_score(draft)

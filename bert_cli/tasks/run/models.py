@@ -70,7 +70,7 @@ class Source:
     folder: Path
     """The folder with config.json and the tokenizer."""
     described: JSONObject
-    """The content of config.json; of a published model that is read as a BERT, that of the BERT."""
+    """The content of config.json, as BERT's for a model type that is read as a BERT."""
     where: str
     """The file that describes the model, for messages."""
     weights: Path

@@ -58,7 +58,7 @@ def own_ranking(texts, question):
 )
 def test_words_rank_as_sqlite_does(index, monkeypatch, candidates, question):
     monkeypatch.setattr(indexes, "CANDIDATES", candidates)
-    monkeypatch.setattr(indexes, "RANKED_AGAIN", 0)
+    monkeypatch.setattr(indexes, "RERANKED", 0)
     expected = own_ranking(TEXTS, question)
     hits = index.ask(question)
     assert hits[0].text == TEXTS[expected[0][0]]
@@ -70,7 +70,7 @@ def test_words_rank_as_sqlite_does(index, monkeypatch, candidates, question):
 def test_the_best_by_words_are_ranked_again_by_groups_of_four_letters(index, monkeypatch):
     question = "the mountains' rivers, a cafe and ice"
     again = index.by_words(question)
-    monkeypatch.setattr(indexes, "RANKED_AGAIN", 0)
+    monkeypatch.setattr(indexes, "RERANKED", 0)
     before = index.by_words(question)
     best = np.flatnonzero(before)
     assert best.tolist() == [3, 4, 5]
@@ -93,7 +93,7 @@ def test_the_best_by_words_are_ranked_again_by_groups_of_four_letters(index, mon
     expected += before[best].min() - expected.min()
     np.testing.assert_allclose(again[best], expected, rtol=1e-4)
     assert not again[before == 0].any()
-    monkeypatch.setattr(indexes, "RANKED_AGAIN", 2)
+    monkeypatch.setattr(indexes, "RERANKED", 2)
     two = np.argsort(-before)[:2]
     assert {*np.argsort(-index.by_words(question))[:2]} == {*two}  # they stay above the others
 

@@ -1,9 +1,9 @@
-"""How like texts are to a question by their letters: what words share beyond their first letters.
+"""BM25 of character 4-grams, by which the best passages of a question are ranked again.
 
-BM25 of groups of four letters, with a space at both ends of a word. Among the few passages that words have found, it
-knows the end of a long word, a part of a compound and a word with a typing error.
+A word has a space at both ends. Among the few passages that words have found, 4-grams tell the endings of long words,
+parts of compounds and words with typing errors apart.
 
-Shapes: n texts, G different groups of a question.
+Shapes: n texts, G different 4-grams of a question.
 """
 
 import re
@@ -15,20 +15,20 @@ import numpy.typing as npt
 from bert_cli.data.search.passages import UNSPACED
 from bert_cli.data.search.words import NO_WORD, folded
 
-LETTERS = 4  # of a group
+LENGTH = 4  # characters
 # The usual values of BM25, as SQLite has them.
 SATURATION = 1.2
 BY_LENGTH = 0.75
 BETWEEN_WORDS = re.compile(f"[{NO_WORD}{UNSPACED}]+")
 
 
-def likeness(question: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return the BM25 [n] of texts; the rarity of a group is counted in these texts alone."""
+def ngram_scores(question: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Return the BM25 [n] of texts; the document frequency of a 4-gram is counted in these texts alone."""
     asked, *spaced = (
         f" {BETWEEN_WORDS.sub(' ', folded(text)).strip()} " for text in (question, *texts)
     )
-    groups = {asked[n : n + LETTERS] for n in range(len(asked) - LETTERS + 1)}
-    counts = np.array([[text.count(group) for group in sorted(groups)] for text in spaced])
+    ngrams = {asked[n : n + LENGTH] for n in range(len(asked) - LENGTH + 1)}
+    counts = np.array([[text.count(ngram) for ngram in sorted(ngrams)] for text in spaced])
     present = (counts > 0).sum(0)  # [G]
     rarity = np.log1p((len(texts) - present + 0.5) / (present + 0.5))
     lengths = np.array([[len(text)] for text in spaced])  # [n, 1]
