@@ -149,6 +149,7 @@ def test_memory_of_predictions_grows_with_the_length_and_not_with_its_square(tmp
 
 @pytest.mark.slow
 def test_training_computes_few_scores_of_long_sequences_at_a_time():
+    """With all scores at once, 8,192 positions take 7.7 GB more than 1,024; else 0.5 to 1.15 GB, by machine."""
     sizes = {"max-seq-length": 8192, "max-predictions-per-seq": 1000, "total-num-train-samples": 4}
     sizes |= {"bert-config.max-position-embeddings": 8192, "bert-config.local-attention": 128}
     sizes |= {"bert-config.hidden-size": 64, "bert-config.vocab-size": 2000}
@@ -157,4 +158,4 @@ def test_training_computes_few_scores_of_long_sequences_at_a_time():
         peak_of("pretrain", *flags_of(RUN_OF_RECORDS | SHAPE | sizes, max_seq_length=length))
         for length in (1024, 8192)
     ]
-    assert peaks[1] - peaks[0] < 900e6, peaks
+    assert peaks[1] - peaks[0] < 2e9, peaks

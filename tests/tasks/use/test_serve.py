@@ -426,11 +426,12 @@ def test_an_index_is_searched_by_keyboard_a_document_opens_beside_or_is_told_to_
     found, page
 ):
     open_page(page, found)
-    page.keyboard.type(f"{TEA[:-1]}")
+    page.keyboard.type("tea")
     first = page.locator(".hit b").first
     first.wait_for()
     assert first.text_content() == "All about tea"
-    page.keyboard.type("s")
+    # One event, so that only the last answer has the mark: a later one would close the document.
+    page.keyboard.insert_text(" leaves")
     page.locator(".hit mark", has_text="leaves").wait_for()  # as one types
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
