@@ -268,21 +268,14 @@ def _macro_f1(weights: Floats, columns: Floats) -> Floats:
     return _divided(_divided(2 * right, occurs).sum(1), (occurs > 0).sum(1))
 
 
-def _pearson(weights: Floats, columns: Floats) -> Floats:
-    """Return the correlation of two columns; of labels 0 and 1 it is Matthews' correlation."""
-    return _correlation(weights, columns[:, 0], columns[:, 1])
-
-
-def _spearman(weights: Floats, columns: Floats) -> Floats:
-    """Return the correlation of the ranks of two columns."""
-    return _correlation(weights, *(_ranks(weights, column) for column in columns.T))
-
-
 RULES: Mapping[str, Callable[[Floats, Floats], Floats]] = {
     "ratio": _ratio,
     "macro_f1": _macro_f1,
-    "pearson": _pearson,
-    "spearman": _spearman,
+    # Of labels 0 and 1 it is Matthews' correlation.
+    "pearson": lambda weights, columns: _correlation(weights, *columns.T),
+    "spearman": lambda weights, columns: _correlation(
+        weights, *(_ranks(weights, column) for column in columns.T)
+    ),
 }
 
 

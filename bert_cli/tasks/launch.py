@@ -38,18 +38,6 @@ TRUST = (
 
 def run(settings: LaunchSettings) -> None:
     """Start all processes, print what they write, and return when all have ended with 0; raises as `supervise` does."""
-    _check_command(settings)
-    processes = make_processes(settings, os.environ)
-    for process in processes:
-        print_line(f"[{process.rank}] {shlex.join(process.words)}")
-    if settings.hosts:
-        print_line(f"launch: {TRUST}")
-    if not settings.dry_run:
-        supervise(processes, GRACE_SECONDS)
-
-
-def _check_command(settings: LaunchSettings) -> None:
-    """Check once what every process would check."""
     name, options = split_command(settings.command or ["no command"])
     training = {command.training for command in COMMANDS.values()}
     several = [command for command in COMMANDS if command.removeprefix("bench ") in training]
@@ -61,6 +49,7 @@ def _check_command(settings: LaunchSettings) -> None:
         raise ConfigError(f"bert launch ({name})", problem, remedy)
     kind = COMMANDS[name].settings_class()
     assert issubclass(kind, TrainSettings)
+    # Checked once, what every process would check.
     inner, _ = load(kind, split_log_level(options)[1], f"bert {name}")
     if inner.cluster.workers:
         raise ConfigError("--cluster.workers", "is set by bert launch", "leave it out")
@@ -74,6 +63,13 @@ def _check_command(settings: LaunchSettings) -> None:
         where = f"{group.source} (rank {group.rank} of {group.count})"
         problem = "this process already belongs to a group of processes"
         raise ConfigError(where, problem, f"run `bert {name}` without bert launch")
+    started = make_processes(settings, os.environ)
+    for process in started:
+        print_line(f"[{process.rank}] {shlex.join(process.words)}")
+    if settings.hosts:
+        print_line(f"launch: {TRUST}")
+    if not settings.dry_run:
+        supervise(started, GRACE_SECONDS)
 
 
 def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> list[Process]:
@@ -92,7 +88,14 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
         variables |= {name: environment[name] for name in passed if name in environment}
     else:
         names = ["127.0.0.1"]
-        ports = _free_ports(count, settings.port)
+        # In random order, so that simultaneous launches find different ports.
+        tried = random.sample(PORTS, len(PORTS))
+        if settings.port is not None:
+            tried = list(range(settings.port, settings.port + count))
+        ports = list(itertools.islice(filter(_is_free, tried), count))
+        if settings.port is not None and (used := [*{*tried} - {*ports}]):
+            remedy = "use another port, or leave it out to use free ports"
+            raise ConfigError(f"--port ({min(used)})", "is in use on this host", remedy)
         gpus_of(0, count, environment)
     workers = [f"{name}:{port}" for name in names for port in ports]
     program = [*PROGRAM, *settings.command]
@@ -110,17 +113,6 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
             words = [*shlex.split(settings.remote_shell), host, line]
         processes.append(Process(rank, host, words))
     return processes
-
-
-def _free_ports(count: int, first: int | None) -> list[int]:
-    if first is None:
-        # In random order, so that simultaneous launches find different ports.
-        return list(itertools.islice(filter(_is_free, random.sample(PORTS, len(PORTS))), count))
-    ports = list(range(first, first + count))
-    if used := list(itertools.filterfalse(_is_free, ports)):
-        remedy = "use another port, or leave it out to use free ports"
-        raise ConfigError(f"--port ({used[0]})", "is in use on this host", remedy)
-    return ports
 
 
 def _is_free(port: int) -> bool:

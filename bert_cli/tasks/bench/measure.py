@@ -116,7 +116,14 @@ def measure(settings: BenchRunSettings) -> JSONObject | None:
             print_line("bench: stopped before its last step; nothing was measured")
             raise SystemExit(130)
         group = run.engine.group
-        metrics = summarize(timer.complete_steps(group), warmup) | _memory(run, bytes_before)
+        peak = _device_memory(job)[1]
+        metrics = {
+            **summarize(timer.complete_steps(group), warmup),
+            "peak_memory_bytes": int(max(group.all_gather(peak))),
+            # Clamped at zero: Linux updates the current and the peak size at different times.
+            "memory_growth_bytes": int(max(0, *group.all_gather(peak - bytes_before))),
+            "host_peak_memory_bytes": int(max(group.all_gather(machine.resident_bytes()[1]))),
+        }
         rate = _product_rate(run)
         metrics["matmul_flops_per_second"] = rate
         metrics["flops_utilisation"] = metrics["flops_per_second"] / rate
@@ -176,18 +183,6 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> JSONObject:
         **rates,
         **fractions,
         "other_fraction": 1.0 - sum(fractions.values()),
-    }
-
-
-def _memory(run: Run, bytes_before: int) -> JSONObject:
-    """Return the peak memory and its growth since the model was built, both of the largest process."""
-    peak = _device_memory(run.job)[1]
-    group = run.engine.group
-    return {
-        "peak_memory_bytes": int(max(group.all_gather(peak))),
-        # Clamped at zero: Linux updates the current and the peak size at different times.
-        "memory_growth_bytes": int(max(0, *group.all_gather(peak - bytes_before))),
-        "host_peak_memory_bytes": int(max(group.all_gather(machine.resident_bytes()[1]))),
     }
 
 

@@ -13,19 +13,9 @@ def run(settings: BenchRunSettings) -> None:
     metrics = measure(settings)
     if metrics is None:
         return
-    if not is_stdout(settings.json_file):
-        _print_metrics(metrics)
     output_json(settings.json_file, metrics)
-
-
-def format_flops(value: float) -> str:
-    """Return operations per second as text: 12.3 GFLOP/s."""
-    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
-    unit, name = next((entry for entry in units if value >= entry[0]), units[-1])
-    return f"{value / unit:,.1f} {name}FLOP/s"
-
-
-def _print_metrics(metrics: JSONObject) -> None:
+    if is_stdout(settings.json_file):
+        return
     described = metrics["machine"]
     engine = metrics["settings"]["engine"]
     examples = "synthetic" if metrics["input"] == "synthetic" else "real"
@@ -39,6 +29,13 @@ def _print_metrics(metrics: JSONObject) -> None:
     print_table(("metric", "value", "notes"), _rows(metrics), right=(1,))
     if engine == "jax":
         print_line("forward backward is the complete step, which is one compiled function")
+
+
+def format_flops(value: float) -> str:
+    """Return operations per second as text: 12.3 GFLOP/s."""
+    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+    unit, name = next((entry for entry in units if value >= entry[0]), units[-1])
+    return f"{value / unit:,.1f} {name}FLOP/s"
 
 
 def _rows(metrics: JSONObject) -> list[tuple[str, str, str]]:

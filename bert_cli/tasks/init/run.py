@@ -67,7 +67,12 @@ def run(settings: InitSettings) -> None:
     print_line(f"init: {text.describe(facts)}")
     if "documents" not in settings.model_fields_set:
         suggest_files_as_documents("init", parts, reading)
-    chosen = _choose(settings, facts, model) if settings.goal != "search" else None
+    chosen = None
+    if settings.goal != "search":
+        print_line("init: timing this machine, about a minute, longer if it is busy")
+        machine, described = measure(settings, facts, model)
+        print_line(f"init: {described}")
+        chosen = recipe.choose(facts, machine, model, settings.hours, settings.out)
     if chosen is None:
         warnings = recipe.unknown_words(facts, model) if model else []
         choice = "\n".join([*(f"warning: {problem}" for problem in warnings), AS_PUBLISHED])
@@ -84,7 +89,7 @@ def run(settings: InitSettings) -> None:
         if chosen is None:
             questions = text.questions_of(read(), split)
             is_plain = all(part.format == "plain" for part in parts)
-            words = search_commands(settings, questions, _reading_words(settings, is_plain))
+            words = search_commands(settings, questions, is_plain=is_plain)
         else:
             pieces = (lambda: text.cut(read())) if facts.is_cut else read
             sentence = text.divide(folder, pieces, facts.documents, split)
@@ -101,14 +106,6 @@ def run(settings: InitSettings) -> None:
         f"init: wrote {settings.out}; run these commands, or all with bash {settings.out / SCRIPT}:\n"
     )
     print_line(lines)
-
-
-def _choose(settings: InitSettings, facts: TextFacts, model: Start | None) -> Recipe:
-    """Return the recipe for the measured speed of this machine."""
-    print_line("init: timing this machine, about a minute, longer if it is busy")
-    machine, described = measure(settings, facts, model)
-    print_line(f"init: {described}")
-    return recipe.choose(facts, machine, model, settings.hours, settings.out)
 
 
 def program() -> str:
@@ -128,19 +125,19 @@ def report(chosen: Recipe) -> str:
     return "\n".join([*(f"warning: {problem}" for problem in chosen.warnings), *table])
 
 
-def _reading_words(settings: InitSettings, is_plain: bool) -> str:
-    """Return the words of a command line that read the input as `bert init` has read it."""
+def search_commands(
+    settings: InitSettings, questions: Sequence[str], *, is_plain: bool
+) -> list[str]:
+    """Return the commands of an index, which read the input as `bert init` has read it."""
+    index = shlex.quote(str(settings.out / "search.index"))
     words = [str(settings.input)]
     if settings.input_format != "auto":
         words += ["--input-format", settings.input_format]
     if settings.text_field != "text":
         words += ["--text-field", settings.text_field]
-    return shlex.join(words + (["--documents", settings.documents] if is_plain else []))
-
-
-def search_commands(settings: InitSettings, questions: Sequence[str], reading: str) -> list[str]:
-    """Return the commands of an index; `reading` has the words that read the input."""
-    index = shlex.quote(str(settings.out / "search.index"))
+    if is_plain:
+        words += ["--documents", settings.documents]
+    reading = shlex.join(words)
     return [
         "# an index of your text, and questions: replace them with your own",
         f"bert search make {index} {reading} --model {shlex.quote(str(settings.start))}",

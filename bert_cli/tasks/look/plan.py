@@ -48,29 +48,39 @@ def run(settings: PlanRunSettings) -> None:
         print_line(
             "micro_batch_size auto: --memory chooses the micro-batch; this plan is for the smallest one"
         )
-    default = "" if "bert_config" in order.model_fields_set else " (default of --bert-config)"
-    _print_layout(chosen, default, _describe_length(order, chosen))
-    _check_devices(chosen, devices, processes)
+    _print_layout(order, chosen)
+    replicas = chosen.batch.replicas
+    each = len(estimate(chosen))
+    needed = replicas * each
+    layout.check_processes(chosen.batch, processes)
+    if devices is not None and needed > devices:
+        problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {each}"
+        remedy = "pass --parallel.layout auto to choose a layout that fits"
+        raise ConfigError(f"--devices ({devices})", problem, remedy)
+    if devices is not None and needed < devices:
+        print_line(f"{devices - needed} of {count(devices, 'device')} unused")
     if memory is not None:
-        _check_memory(chosen, memory)
+        device, fullest = layout.fullest(chosen)
+        usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
+        fit = f"device {device} needs {format_bytes(fullest.total)}; {usable}"
+        if not layout.fits(chosen, memory):
+            remedy = "use --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
+            raise ConfigError(f"--memory ({format_bytes(memory)})", fit, remedy)
+        for line in (f"fits: {fit}", *layout.idle_memory(chosen, KIND, memory)):
+            print_line(line)
     if chosen is not requested:
         print_line(f"as flags:\n  {_flags(chosen)}")
 
 
-def _check_memory(work: Workload, memory: int) -> None:
-    device, estimate = layout.fullest(work)
-    needed = f"device {device} needs {format_bytes(estimate.total)}"
-    usable = f"{format_bytes(layout.USABLE * memory)} of {format_bytes(memory)} are usable"
-    if not layout.fits(work, memory):
-        remedy = "use --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
-        raise ConfigError(f"--memory ({format_bytes(memory)})", f"{needed}; {usable}", remedy)
-    print_line(f"fits: {needed}; {usable}")
-    for line in layout.idle_memory(work, KIND, memory):
-        print_line(line)
-
-
-def _print_layout(work: Workload, default: str, length: str) -> None:
+def _print_layout(order: TrainSettings, work: Workload) -> None:
+    """Print the model, the plan and the memory of each device; the number of steps follows from records, if not set."""
+    default = "" if "bert_config" in order.model_fields_set else " (default of --bert-config)"
     batch = work.batch
+    epochs = order.num_epochs
+    length = "a run" if epochs is None else f"{epochs:g} epochs of the records"
+    length = f"  {length} in steps of {count(batch.examples, 'example')}"
+    if isinstance(order, PretrainSettings) and order.total_num_train_samples is not None:
+        length = describe(make_plan(work, None))
     parallel = work.parallel
     stages, mapping = stages_of(work)
     model = work.model
@@ -102,30 +112,6 @@ def _print_layout(work: Workload, default: str, length: str) -> None:
         sent = format_bytes(2 * (batch.replicas - 1) / batch.replicas * reduced)
         sums = f"{format_bytes(reduced)} of gradients"
         print_line(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
-
-
-def _describe_length(order: TrainSettings, work: Workload) -> str:
-    """Return the plan as text; the number of steps is left out if it follows from records."""
-    if isinstance(order, PretrainSettings) and order.total_num_train_samples is not None:
-        return describe(make_plan(work, None))
-    epochs = order.num_epochs
-    length = "a run" if epochs is None else f"{epochs:g} epochs of the records"
-    return f"  {length} in steps of {count(work.batch.examples, 'example')}"
-
-
-def _check_devices(work: Workload, devices: int | None, processes: int) -> None:
-    replicas = work.batch.replicas
-    each = len(estimate(work))
-    needed = replicas * each
-    layout.check_processes(work.batch, processes)
-    if devices is None:
-        return
-    if needed > devices:
-        problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {each}"
-        remedy = "pass --parallel.layout auto to choose a layout that fits"
-        raise ConfigError(f"--devices ({devices})", problem, remedy)
-    if needed < devices:
-        print_line(f"{devices - needed} of {count(devices, 'device')} unused")
 
 
 def _flags(work: Workload) -> str:

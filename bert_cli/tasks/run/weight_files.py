@@ -86,7 +86,11 @@ def _read_torch(path: Path) -> Tensors:
     try:
         tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
         # A checkpoint of training has the weights in an entry, such as state_dict, beside the optimizer's state.
-        nested = [entry for entry in (tensors, *tensors.values()) if _has_weights(entry)]
+        nested = [
+            entry
+            for entry in (tensors, *tensors.values())
+            if isinstance(entry, dict) and any(hasattr(of, "numpy") for of in entry.values())
+        ]
         if len(nested) != 1:
             raise ValueError(f"{len(nested)} of its entries are weights by name: {[*tensors][:8]}")
         # NumPy has no bfloat16; float32 holds all its values.
@@ -99,10 +103,6 @@ def _read_torch(path: Path) -> Tensors:
         problem = f"cannot be read as weights only ({_first_line(error)})"
         remedy = f"convert it to {checkpoint.MODEL} where it was written"
         raise CheckpointError(str(path), problem, remedy) from error
-
-
-def _has_weights(entry: object) -> bool:
-    return isinstance(entry, dict) and any(hasattr(value, "numpy") for value in entry.values())
 
 
 def tensorflow_prefix(path: Path) -> Path | None:
