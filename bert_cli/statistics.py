@@ -21,19 +21,19 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
+from bert_cli.arrays import Bools, Floats64, Ints64, UInts8
 from bert_cli.text import count
 
 RESAMPLES = 1000
 TAILS = 0.025, 0.975  # of 95 %
 # Weights of resamples that are computed together: half a megabyte, which stays in a cache.
 AT_ONCE = 1 << 16
-Floats = npt.NDArray[np.float64]
 
 
 class Examples(NamedTuple):
     """Which examples a score is of, and which of them belong together."""
 
-    groups: npt.NDArray[np.int64]
+    groups: Ints64
     """The group of each row [n], from 0."""
     digest: str
     """Equal for the same examples in the same order."""
@@ -91,7 +91,7 @@ class Sample(NamedTuple):
 
     rule: str
     """A name in RULES."""
-    columns: Floats
+    columns: Floats64
     """What each row adds to the score [n, C], by the rule; -inf where the system lacks the row."""
     examples: Examples
 
@@ -100,7 +100,7 @@ class Sample(NamedTuple):
         """The score of all examples."""
         return float(RULES[self.rule](np.ones((1, len(self.columns))), self.columns)[0])
 
-    def take(self, rows: npt.NDArray[np.bool_]) -> "Sample":
+    def take(self, rows: Bools) -> "Sample":
         """Return the sample of a mask [n]."""
         keys = [f"{self.examples.digest} {row}" for row in np.flatnonzero(rows)]
         groups = self.examples.groups[rows].tolist()
@@ -160,12 +160,12 @@ def describe(scores: Mapping[str, Score]) -> str:
     return f"{values}; n {' and '.join(texts)}"
 
 
-def resampled(sample: Sample, seed: int = 0) -> Floats:
+def resampled(sample: Sample, seed: int = 0) -> Floats64:
     """Return the score of each resample [R]; those of samples with equally many groups draw the same groups."""
     return _scores(sample, _draws(int(sample.examples.groups.max()) + 1, seed))
 
 
-def _scores(sample: Sample, counts: npt.NDArray[np.uint8]) -> Floats:
+def _scores(sample: Sample, counts: UInts8) -> Floats64:
     """Return the score of each row of counts [R, groups], which has each group as often."""
     owner = sample.examples.groups
     rows = max(8, AT_ONCE // len(owner))
@@ -215,7 +215,7 @@ def difference(first: Sequence[Sample], second: Sequence[Sample], seed: int = 0)
     return Score(value, float(low), float(high), examples.size, groups)
 
 
-def mean_bounds(values: Floats, seed: int = 0) -> tuple[Floats, Floats]:
+def mean_bounds(values: Floats64, seed: int = 0) -> tuple[Floats64, Floats64]:
     """Return the bounds [...] of the mean of values [..., groups]: the wider of Student's and the bootstrap's."""
     groups = values.shape[-1]
     mean = values.mean(-1)
@@ -233,7 +233,7 @@ def mean_bounds(values: Floats, seed: int = 0) -> tuple[Floats, Floats]:
 
 
 @lru_cache(maxsize=4)
-def _draws(groups: int, seed: int) -> npt.NDArray[np.uint8]:
+def _draws(groups: int, seed: int) -> UInts8:
     """Return how often each resample has each group [R, groups]."""
     random = np.random.default_rng(seed)
     # More than 255 times is impossible: with so many groups, one of them has some ten at most.
@@ -246,7 +246,7 @@ def _draws(groups: int, seed: int) -> npt.NDArray[np.uint8]:
 # --- rules: the score [R] of each resample from its weights [R, n] and the columns [n, C]; 0 where it is undefined
 
 
-def _ratio(weights: Floats, columns: Floats) -> Floats:
+def _ratio(weights: Floats64, columns: Floats64) -> Floats64:
     """Return the sum of the first column over the sum of the second: a mean, an accuracy, the F1 of entities.
 
     Of 2 k columns it is the mean of k ratios, as the macro F1 of labels; those whose second sum is 0 do not count.
@@ -255,12 +255,12 @@ def _ratio(weights: Floats, columns: Floats) -> Floats:
     return _divided(_divided(over, by).sum(1), (by != 0).sum(1))
 
 
-def _macro_f1(weights: Floats, columns: Floats) -> Floats:
+def _macro_f1(weights: Floats64, columns: Floats64) -> Floats64:
     """Return the mean of the F1 of all labels that the resample has, from labels and predictions."""
     labels, numbers = np.unique(columns, return_inverse=True)
     true, predicted = numbers.reshape(columns.shape).T
 
-    def totals(of: npt.NDArray[np.int64], weights: Floats) -> Floats:
+    def totals(of: Ints64, weights: Floats64) -> Floats64:
         return np.stack([np.bincount(of, row, len(labels)) for row in weights])
 
     right = totals(true, weights * (true == predicted))
@@ -268,7 +268,7 @@ def _macro_f1(weights: Floats, columns: Floats) -> Floats:
     return _divided(_divided(2 * right, occurs).sum(1), (occurs > 0).sum(1))
 
 
-RULES: Mapping[str, Callable[[Floats, Floats], Floats]] = {
+RULES: Mapping[str, Callable[[Floats64, Floats64], Floats64]] = {
     "ratio": _ratio,
     "macro_f1": _macro_f1,
     # Of labels 0 and 1 it is Matthews' correlation.
@@ -279,11 +279,11 @@ RULES: Mapping[str, Callable[[Floats, Floats], Floats]] = {
 }
 
 
-def _divided(over: Floats, by: Floats) -> Floats:
+def _divided(over: Floats64, by: Floats64) -> Floats64:
     return np.divide(over, by, out=np.zeros_like(over), where=by != 0)
 
 
-def _correlation(weights: Floats, *columns: Floats) -> Floats:
+def _correlation(weights: Floats64, *columns: Floats64) -> Floats64:
     """Return the correlation of two columns, [n] or different in each resample [R, n]."""
     total = weights.sum(1, keepdims=True)
     means = [(weights * column).sum(1, keepdims=True) / total for column in columns]
@@ -296,7 +296,7 @@ def _correlation(weights: Floats, *columns: Floats) -> Floats:
     return _divided(both, np.where(is_defined, np.sqrt(spreads[0] * spreads[1]), 0.0))
 
 
-def _ranks(weights: Floats, values: Floats) -> Floats:
+def _ranks(weights: Floats64, values: Floats64) -> Floats64:
     """Return the rank of each row in each resample [R, n]; equal values have their mean rank."""
     _, owner, sizes = np.unique(values, return_inverse=True, return_counts=True)
     ordered = weights[:, np.argsort(owner, kind="stable")]

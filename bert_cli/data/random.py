@@ -7,16 +7,15 @@ section 3). The power is less than twice the size, so the network is applied les
 """
 
 import hashlib
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Bits = npt.NDArray[np.uint64]
-Ints = npt.NDArray[np.integer[Any]]
-Keys = npt.NDArray[np.uint64]
+from bert_cli.arrays import Bools, Ints, Ints64, UInts64
 
-Numbers = npt.NDArray[np.int64]
+Bits = UInts64
+Keys = UInts64
+
 ROUNDS = 8  # four suffice for large corpora; small ones have halves of a few bits
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, made odd
 
@@ -48,9 +47,7 @@ def bits(keys_B: Keys, purpose: np.uint64, positions: Ints) -> Keys:
     return mix(start_B[:, None] + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN)
 
 
-def permute(
-    indices: npt.ArrayLike, size: npt.ArrayLike, seed: int, epoch: npt.ArrayLike
-) -> Numbers:
+def permute(indices: npt.ArrayLike, size: npt.ArrayLike, seed: int, epoch: npt.ArrayLike) -> Ints64:
     """Return the record number at each index [n] of an epoch, a bijection of 0 .. size - 1.
 
     `size` and `epoch` are numbers, or arrays with a number for each index; sizes are below 2**53.
@@ -71,12 +68,12 @@ def permute(
     return numbers.astype(np.int64)
 
 
-def chooses(groups: Ints) -> npt.NDArray[np.bool_]:
+def chooses(groups: Ints) -> Bools:
     """Return whether the group of each example [n] is in the half that chooses; the other half reports."""
     return permute(groups, int(groups.max()) + 1, seed=0, epoch=0) % 2 == 0
 
 
-def record_at(sample_indices: npt.ArrayLike, size: int, seed: int) -> tuple[Numbers, Numbers]:
+def record_at(sample_indices: npt.ArrayLike, size: int, seed: int) -> tuple[Ints64, Ints64]:
     """Return (epochs [n], records [n]) at sample indices [n] of the endless stream over `size` records.
 
     Every `size` indices are an epoch, which has each record once.

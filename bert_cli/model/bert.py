@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Unpack
 
 import keras
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Floats32
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
@@ -87,7 +87,7 @@ def build_block(
     by_path = named_weights([(name, block)]).items()
     weights = {path: weight for path, weight in by_path if path.startswith(f"{name}/")}
 
-    def value_of(path: str) -> npt.NDArray[np.float32]:
+    def value_of(path: str) -> Floats32:
         deviation = 1.0 / TRUNCATED_DEVIATION if factors else config.deviation_of(path)
         value = initial_value(seed, path, weights[path].shape, deviation)
         return value * factors[path].deviation if factors else value
@@ -140,9 +140,7 @@ def repeated_parts(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
     return parts
 
 
-def initial_value(
-    seed: int, name: str, shape: tuple[int, ...], deviation: float
-) -> npt.NDArray[np.float32]:
+def initial_value(seed: int, name: str, shape: tuple[int, ...], deviation: float) -> Floats32:
     """Return the initial value of a weight: a function of the run's seed and the weight's name."""
     # Kernels and tables are normal, truncated at two deviations (Devlin et al. 2019); biases and betas are 0, gammas 1.
     kind = name.rpartition("/")[2]

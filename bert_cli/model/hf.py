@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import ValidationError
 
+from bert_cli.arrays import Array
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.architectures import ARCHITECTURES, Part, head_of_class
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import PRETRAINING, Head
 from bert_cli.files import JSONObject
 from bert_cli.model import published
-
-Array = npt.NDArray[Any]
 
 # Last part of our name, or of an old Hugging Face name -> of Hugging Face's name. Only kernels are transposed.
 LEAVES = {

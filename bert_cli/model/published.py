@@ -5,15 +5,14 @@ opens. Only encoders and heads that have the same layers are read; `model.hf` re
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Array
 from bert_cli.errors import CheckpointError
 from bert_cli.files import JSONObject
 
-Array = npt.NDArray[Any]
 POSITIONS = "embeddings.position_embeddings.weight"
 SEGMENTS = "embeddings.token_type_embeddings.weight"
 OTHER_HEADS = ("pre_classifier.", "classifier.dense.")

@@ -2,18 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Array
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
 from bert_cli.model.hf import LEAVES
-
-Array = npt.NDArray[Any]
 
 # Name there -> name in Hugging Face's classes; {} is the number of an encoder layer.
 NAMES = {

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Array, Floats32
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.group import ProcessGroup
 
 if TYPE_CHECKING:
     from bert_cli.model.heads import Head
 
-Array = npt.NDArray[Any]
 Batch = Mapping[str, Array]
 """Columns of examples, arrays [M, B, ...] of M micro-batches."""
 Tensor = Any
@@ -141,7 +140,7 @@ class Engine(ABC):
         """Compute the gradient of a step, with losses divided by `divisors`, and update the weights."""
 
     @abstractmethod
-    def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
+    def forward(self, batch: Batch, request: UpdateRequest) -> Floats32:
         """Return the head's logits [M, ...] of this process' micro-batches with the dropout of `update`."""
 
     @abstractmethod

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.arrays import Floats64
 from bert_cli.errors import DeviceError
 from bert_cli.processes import print_error
 
@@ -34,7 +35,7 @@ class ProcessGroup(ABC):
         self.collectives = 0  # entered by this process
         self.is_waiting = threading.Event()  # set while this process is in a collective
 
-    def all_reduce(self, numbers: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    def all_reduce(self, numbers: npt.ArrayLike) -> Floats64:
         """Return the sum over all processes. Raises DeviceError when a process is lost."""
         array = np.asarray(numbers, np.float64)
         if self.world_size == 1:
@@ -84,7 +85,7 @@ class ProcessGroup(ABC):
         """Return the last text that a rank has published, or an empty text."""
 
     @abstractmethod
-    def _sum(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _sum(self, numbers: Floats64) -> Floats64:
         """Return the sum of a vector over at least two processes."""
 
     @abstractmethod

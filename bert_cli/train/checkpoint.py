@@ -23,6 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from bert_cli.arrays import Array
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import CheckpointError, DataError, DeviceError
@@ -47,7 +48,7 @@ from bert_cli.optim.schedule import LossScale
 from bert_cli.parallel.engine import Value
 from bert_cli.processes import print_line
 from bert_cli.train import card
-from bert_cli.train.loop import Array, State, StateCopy
+from bert_cli.train.loop import State, StateCopy
 
 SETTINGS = "settings.json"
 METRICS = "metrics.jsonl"

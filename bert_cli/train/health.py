@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import entr
 
+from bert_cli.arrays import Ints
 from bert_cli.data.examples.reader import BLOCK, ExampleStream
 from bert_cli.files import JSONObject
 from bert_cli.train.history import Run
@@ -41,7 +41,7 @@ REMEDY = (
 )
 
 
-def masked_tokens(stream: ExampleStream) -> npt.NDArray[np.integer[Any]]:
+def masked_tokens(stream: ExampleStream) -> Ints:
     """Return the masked tokens in the first examples of a stream, at least LABELS if it has so many.
 
     They are a function of the records and the seed alone, so every start of a run has the same.

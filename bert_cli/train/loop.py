@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from bert_cli.arrays import Array
 from bert_cli.errors import DeviceError
 from bert_cli.optim.schedule import LossScale
 from bert_cli.parallel.engine import (
-    Array,
     Batch,
     Engine,
     StoppedBetweenMicroBatchesError,

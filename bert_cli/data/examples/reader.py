@@ -21,8 +21,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.arrays import Ints64
 from bert_cli.data.examples.source import Records
-from bert_cli.data.random import Numbers, permute, record_at, row_keys
+from bert_cli.data.random import permute, record_at, row_keys
 from bert_cli.data.records.formats import Batch
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.planning.plan import Plan
@@ -53,13 +54,13 @@ class Batching:
             remedy = "change one of these numbers"
             raise ConfigError(f"global_batch ({count(step, 'example')} a step)", problem, remedy)
 
-    def sample_indices(self, step: int) -> Numbers:
+    def sample_indices(self, step: int) -> Ints64:
         """Return the sample indices of this process in a step."""
         indices = self.step_indices(step)
         each = len(indices) // self.world_size
         return indices[self.rank * each : (self.rank + 1) * each]
 
-    def step_indices(self, step: int) -> Numbers:
+    def step_indices(self, step: int) -> Ints64:
         """Return the sample indices of all processes in a step."""
         if self.plan is not None:
             indices = self.plan.sample_indices(step)
@@ -128,7 +129,7 @@ def shuffled(
     return _assembled(len(numbers), blocks)
 
 
-def _assembled(number: int, blocks: Iterable[tuple[Numbers | slice, Batch]]) -> Batch:
+def _assembled(number: int, blocks: Iterable[tuple[Ints64 | slice, Batch]]) -> Batch:
     """Return the columns of so many examples from blocks with their rows."""
     columns: Batch = {}
     for rows, block in blocks:
@@ -210,7 +211,7 @@ class ExampleStream(Stream):
         )
         return _assembled(len(numbers), blocks)
 
-    def locate(self, sample_indices: npt.ArrayLike) -> tuple[Numbers, Numbers]:
+    def locate(self, sample_indices: npt.ArrayLike) -> tuple[Ints64, Ints64]:
         """Return the corpora [n] of sample indices [n], and their sample indices [n] in these corpora."""
         blocks, offsets = np.divmod(np.array(sample_indices, np.int64, ndmin=1), self._block)
         corpora = np.empty_like(blocks)
@@ -236,7 +237,7 @@ class ExampleStream(Stream):
 
 
 @lru_cache(maxsize=8)  # 1 MB each at most: the steps of a run read one block after another
-def _assignment(quotas: tuple[int, ...], seed: int, block: int) -> Numbers:
+def _assignment(quotas: tuple[int, ...], seed: int, block: int) -> Ints64:
     """Return [2, n]: the corpus of each example of a block, and its rank among the examples of that corpus."""
     ends = np.cumsum(quotas)
     corpora = np.searchsorted(ends, permute(np.arange(ends[-1]), ends[-1], seed, block), "right")

@@ -8,8 +8,9 @@ Shapes: n examples, R sequences, C maximum sequences of a pack, S sequence lengt
 
 import numpy as np
 
+from bert_cli.arrays import Ints, Ints64
 from bert_cli.config.data import Masking, packed_predictions
-from bert_cli.data.random import Ints, Numbers, permute, row_keys
+from bert_cli.data.random import permute, row_keys
 from bert_cli.data.records import formats
 from bert_cli.data.records.corpus import RecordFiles
 from bert_cli.data.records.formats import Batch
@@ -134,7 +135,7 @@ class Records:
                 raise DataError(f"{name} ({value})", problem, remedy)
 
 
-def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Numbers, Numbers]:
+def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Ints64, Ints64]:
     """Pack a histogram of lengths [S + 1] into packs of S positions and at most C sequences.
 
     Returns combinations of lengths [K, C], the longest first and then zeros, and the packs [K] of each. From the
@@ -192,7 +193,7 @@ class Packs:
         """Pack records of these lengths [records], each from 1 to S, at most C together."""
         longest = sequence_length
         assert len(lengths) == 0 or 0 < int(lengths.min()) <= int(lengths.max()) <= longest <= 65535
-        histogram: Numbers = np.bincount(lengths, minlength=longest + 1)
+        histogram: Ints64 = np.bincount(lengths, minlength=longest + 1)
         # A stable sort of 16-bit numbers counts them instead of comparing.
         by_length = np.argsort(lengths.astype(np.uint16), kind="stable")
         self._by_length = by_length.astype(np.uint32 if len(lengths) < 1 << 32 else np.int64)
@@ -216,7 +217,7 @@ class Packs:
         """Return the number of packs of an epoch."""
         return int(self._counts.sum())
 
-    def records(self, packs: Ints, epochs: Ints) -> Numbers:
+    def records(self, packs: Ints, epochs: Ints) -> Ints64:
         """Return the record numbers [n, C] of packs [n] in epochs [n], longest first, then -1."""
         combinations = np.searchsorted(self._ends, packs, side="right")
         within = packs - (self._ends - self._counts)[combinations]

@@ -8,12 +8,12 @@ fourth continues a word.
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Bools, Ints, Ints64, UInts16
 from bert_cli.config.data import Masking
 from bert_cli.data.examples.reader import Batching, ExampleStream
 from bert_cli.data.examples.source import Records
-from bert_cli.data.random import GOLDEN, Ints, Numbers, bits, row_keys
+from bert_cli.data.random import GOLDEN, bits, row_keys
 from bert_cli.data.records.corpus import RecordFiles
 from bert_cli.data.records.formats import DynamicRecords
 from bert_cli.errors import ConfigError
@@ -43,11 +43,11 @@ class SyntheticFiles(RecordFiles):
         self._seed = seed
         self._pack_size = pack_size
 
-    def continuations(self) -> npt.NDArray[np.bool_]:
+    def continuations(self) -> Bools:
         """Return whether each token of the vocabulary [V] continues a word."""
         return np.arange(self.corpus["vocab_size"]) % 4 == 3
 
-    def lengths(self) -> npt.NDArray[np.uint16]:
+    def lengths(self) -> UInts16:
         """Return the number of tokens of each record."""
         return self._lengths_of(np.arange(RECORDS)).astype(np.uint16)
 
@@ -67,7 +67,7 @@ class SyntheticFiles(RecordFiles):
         columns = (tokens, lengths_B, first_lengths_B, labels_B)
         return DynamicRecords(*(column.astype(np.int32) for column in columns))
 
-    def _lengths_of(self, records: Ints) -> Numbers:
+    def _lengths_of(self, records: Ints) -> Ints64:
         drawn = self._drawn(records, "length")
         length: int = self.corpus["sequence_length"]
         # On average, so many sequences fill a pack.
@@ -75,7 +75,7 @@ class SyntheticFiles(RecordFiles):
         shorter = SHORTEST + (drawn >> 2) % (longest - SHORTEST + 1)
         return np.where((drawn % 4 == 0) | (self._pack_size > 1), shorter, longest)
 
-    def _drawn(self, records: Ints, purpose: str) -> Numbers:
+    def _drawn(self, records: Ints, purpose: str) -> Ints64:
         return (row_keys(records, purpose, self._seed) >> np.uint64(1)).astype(np.int64)
 
 

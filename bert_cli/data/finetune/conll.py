@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Array, Ints64
 from bert_cli.data.finetune.features import (
     Features,
     Pieces,
@@ -263,9 +263,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     return spans
 
 
-def of_words(
-    sentences: Sentences, features: Features, values: npt.NDArray[np.generic]
-) -> list[npt.NDArray[np.generic]]:
+def of_words(sentences: Sentences, features: Features, values: Array) -> list[Array]:
     """Return the values of each sentence's words: of `values` [T], the entry at each word's first piece."""
     ends = np.cumsum([len(words) for words in sentences.words])
     return np.split(values[features.position_labels["label_weights"] > 0], ends[:-1])
@@ -299,7 +297,7 @@ def entity_samples(
     sides = ([{*chunks(sentence)} for sentence in side] for side in (labels, predictions))
     rows = [(gold & guessed, guessed, gold) for gold, guessed in zip(*sides, strict=True)]
 
-    def counts(kind: str | None = None) -> npt.NDArray[np.int64]:
+    def counts(kind: str | None = None) -> Ints64:
         """Return how many entities of a type each sentence has right, predicted and labelled [3, n]."""
         return np.array(
             [[sum(kind in (None, name) for name, *_ in side) for side in row] for row in rows]

@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel
 
+from bert_cli.arrays import Floats32
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.label_cells import label_of, number_of
 from bert_cli.data.tokens.notation import COPY_AGAIN
@@ -23,8 +23,6 @@ from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, check_regular, read_json
 from bert_cli.processes import print_line
 from bert_cli.statistics import Examples, Sample, identify, linked, plain, sample_of
-
-Floats = npt.NDArray[np.float32]
 
 MODULES = "modules.json"
 POOLING = "1_Pooling/config.json"
@@ -61,7 +59,7 @@ def _rows(path: Path, columns: Sequence[str]) -> tables.Rows:
         print_line(f"{path}: {number:,} {remark}")
 
 
-def read_similarities(path: Path) -> tuple[list[list[str]], Floats]:
+def read_similarities(path: Path) -> tuple[list[list[str]], Floats32]:
     """Return pairs of texts and the score of each. Raises DataError for a score that is not a number."""
     pairs = []
     scores = []
@@ -144,18 +142,18 @@ def retrieval_of_pairs(rows: Sequence[Sequence[str]]) -> Retrieval:
 # --- scores
 
 
-def cosines(first: Floats, second: Floats) -> Floats:
+def cosines(first: Floats32, second: Floats32) -> Floats32:
     """Return the cosine of each pair of rows of two matrices [n, D]."""
     return np.einsum("nd,nd->n", unit_vectors(first), unit_vectors(second))
 
 
-def unit_vectors(vectors: Floats) -> Floats:
+def unit_vectors(vectors: Floats32) -> Floats32:
     """Return the rows of a matrix [n, D] with length 1."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.maximum(lengths, np.float32(1e-12))
 
 
-def ranked(queries: Floats, documents: Floats) -> Iterator[list[int]]:
+def ranked(queries: Floats32, documents: Floats32) -> Iterator[list[int]]:
     """Yield the best documents of each query by their cosine with it; ties keep the order of the documents."""
     queries = unit_vectors(queries)
     documents = unit_vectors(documents)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Array, Bools, Ints8, Ints32, Ints64
 from bert_cli.data.examples.reader import Batching, Stream
 from bert_cli.data.examples.source import Packs
 from bert_cli.data.io.arrays import read_arrays, write_arrays
 from bert_cli.data.random import record_at
-from bert_cli.data.records.formats import Array, Batch
+from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.sentence_pairs import truncated_lengths
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
@@ -34,7 +34,6 @@ ROWS_IN_A_BATCH = 16  # numbers of rows to choose from; more numbers would be tr
 CACHE_FORMAT = 4  # increase it when features are built differently
 ENCODED_AT_ONCE = 5_000  # texts; the results of the library take about 100 bytes a token
 
-Numbers = npt.NDArray[np.int64]
 Arrays = Mapping[str, Array]
 
 
@@ -42,13 +41,13 @@ Arrays = Mapping[str, Array]
 class Features:
     """Tokenized examples in flat arrays."""
 
-    tokens: npt.NDArray[np.int32]  # [T] ids of all examples, with special tokens
-    segments: npt.NDArray[np.int8]  # [T] 0 in the first text, 1 in the second
-    ends: Numbers  # [n] end of each example
+    tokens: Ints32  # [T] ids of all examples, with special tokens
+    segments: Ints8  # [T] 0 in the first text, 1 in the second
+    ends: Ints64  # [n] end of each example
     labels: Arrays = field(default_factory=dict)  # columns [n]
     position_labels: Arrays = field(default_factory=dict)  # columns [T, ...]; 0 in padding
     origin: str = ""  # the fingerprint, if columns are outputs of a model
-    owner: Numbers | None = None
+    owner: Ints64 | None = None
     """The number of the text of each example [n], if texts are read in windows."""
 
     def __len__(self) -> int:
@@ -56,12 +55,12 @@ class Features:
         return len(self.ends)
 
     @property
-    def starts(self) -> Numbers:
+    def starts(self) -> Ints64:
         """Return the start of each example [n]."""
         return np.append(0, self.ends[:-1]).astype(np.int64)
 
     @property
-    def lengths(self) -> Numbers:
+    def lengths(self) -> Ints64:
         """Return the number of tokens of each example [n]."""
         return self.ends - self.starts
 
@@ -109,7 +108,7 @@ class Features:
         windows = np.diff(first, append=len(self.owner))
         return np.add.reduceat(values, first) / windows[:, None].astype(values.dtype)
 
-    def put(self, outputs: Array, numbers: Numbers, values: Array) -> None:
+    def put(self, outputs: Array, numbers: Ints64, values: Array) -> None:
         """Put values of these examples into `outputs` [n, L], or values of their positions into [T, L]."""
         if values.ndim == outputs.ndim:
             outputs[numbers] = values
@@ -118,14 +117,14 @@ class Features:
             index = self.starts[numbers, None] + np.arange(values.shape[1])
             outputs[index[inside]] = values[inside]
 
-    def take(self, numbers: Numbers) -> "Features":
+    def take(self, numbers: Ints64) -> "Features":
         """Return the examples of these numbers, in this order, without columns by position."""
         lengths = self.lengths[numbers]
         index = runs(self.starts[numbers], lengths)
         labels = {name: column[numbers] for name, column in self.labels.items()}
         return Features(self.tokens[index], self.segments[index], lengths.cumsum(), labels)
 
-    def batch(self, numbers: Numbers, sequence_length: int) -> Batch:
+    def batch(self, numbers: Ints64, sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""
         inside = np.arange(sequence_length) < self.lengths[numbers, None]
         # In padding, the index points at another example's token, which is zeroed.
@@ -145,15 +144,13 @@ class Features:
         return columns | {name: column[numbers] for name, column in self.labels.items()}
 
 
-def runs(starts: Numbers, lengths: Numbers) -> Numbers:
+def runs(starts: Ints64, lengths: Ints64) -> Ints64:
     """Return start, start + 1, ... of each run, one run after another."""
     before = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
 
 
-def window_spans(
-    lengths: Numbers, room: Numbers | int, stride: int
-) -> tuple[Numbers, Numbers, Numbers]:
+def window_spans(lengths: Ints64, room: Ints64 | int, stride: int) -> tuple[Ints64, Ints64, Ints64]:
     """Return the text, the first token and the number of tokens of each window of texts.
 
     A window has `room` tokens of its text, the last one perhaps fewer; they start `stride` tokens apart.
@@ -165,7 +162,7 @@ def window_spans(
     return owner, first, np.minimum(rooms, lengths[owner] - first)
 
 
-def most_central(owner: Numbers, first: Numbers, length: Numbers) -> npt.NDArray[np.bool_]:
+def most_central(owner: Ints64, first: Ints64, length: Ints64) -> Bools:
     """Return for each token of windows whether its window has the most context around it; ties go to the first window.
 
     Context is measured as in Google's code of SQuAD: the smaller number of tokens left and right of the token, plus a
@@ -196,7 +193,7 @@ def padded_length(longest: int, limit: int) -> int:
     return next((length for length in LENGTHS if longest <= length < limit), limit)
 
 
-def by_length(features: Features, micro_batch_size: int) -> list[Numbers]:
+def by_length(features: Features, micro_batch_size: int) -> list[Ints64]:
     """Return the numbers of all examples in batches of similar length, the longest first."""
     order = np.argsort(-features.lengths, kind="stable")
     return [order[s : s + micro_batch_size] for s in range(0, len(order), micro_batch_size)]
@@ -204,10 +201,10 @@ def by_length(features: Features, micro_batch_size: int) -> list[Numbers]:
 
 def outputs_of(
     features: Features,
-    batches: Iterable[Numbers],
+    batches: Iterable[Ints64],
     predict: Callable[[Batch], Sequence[Any]],
     shape: tuple[int, int] | None = None,
-) -> Iterator[tuple[Numbers, Batch, list[Array]]]:
+) -> Iterator[tuple[Ints64, Batch, list[Array]]]:
     """Yield the numbers of the examples of batches, their columns and what `predict` returns for these.
 
     A function that is traced for each shape has few: with `shape`, batches have so many examples, their own again, and
@@ -253,7 +250,7 @@ class FeatureReader(Stream):
         size = self.batching.micro_batch_size * self.group
         return {name: rows[name].reshape(-1, size, *rows[name].shape[1:]) for name in rows}
 
-    def _numbers(self, indices: Numbers) -> Numbers:
+    def _numbers(self, indices: Ints64) -> Ints64:
         """Return the example numbers of the groups at these sample indices."""
         _, groups = record_at(indices, self.epoch_size, self.seed)
         return (groups[:, None] * self.group + np.arange(self.group)).reshape(-1)
@@ -320,7 +317,7 @@ class PackReader(TextReader):
         return {name: column[first : first + of_process] for name, column in columns.items()}
 
 
-def _text_numbers(texts: Features) -> npt.NDArray[np.int32]:
+def _text_numbers(texts: Features) -> Ints32:
     """Return a number for each text, equal for equal tokens."""
     numbers: dict[bytes, int] = {}
     tokens = (text.tobytes() for text in np.split(texts.tokens, texts.ends[:-1]))
@@ -338,12 +335,12 @@ def _placed(shape: tuple[int, ...], index: Array, values: Array, fill: int = 0) 
 class Pieces(NamedTuple):
     """Tokens of several texts, one text after another; offsets [tokens, 2] are characters in the text."""
 
-    ids: npt.NDArray[np.int32]
-    starts: Numbers
-    lengths: Numbers
-    offsets: npt.NDArray[np.int32]
+    ids: Ints32
+    starts: Ints64
+    lengths: Ints64
+    offsets: Ints32
 
-    def part(self, text: Numbers, first: Numbers, length: Numbers) -> "Pieces":
+    def part(self, text: Ints64, first: Ints64, length: Ints64) -> "Pieces":
         """Return as many tokens of these texts, from their first token on."""
         return self._replace(starts=self.starts[text] + first, lengths=length)
 
@@ -370,9 +367,7 @@ def encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: bool
     return Pieces(np.concatenate(ids), counts.cumsum() - counts, counts, np.concatenate(offsets))
 
 
-def framed(
-    tokenizer: TextTokenizer, first: Pieces, second: Pieces, is_pair: npt.NDArray[np.bool_]
-) -> Features:
+def framed(tokenizer: TextTokenizer, first: Pieces, second: Pieces, is_pair: Bools) -> Features:
     """Return [CLS] first [SEP] of each part of a text, and second [SEP] in a pair [n]."""
     sizes = np.stack([first.lengths + 2, (second.lengths + 1) * is_pair], axis=1)
     ends = sizes.sum(1).cumsum()
@@ -393,7 +388,7 @@ def encode_texts(
     *,
     max_seq_length: int,
     doc_stride: int | None = None,
-) -> tuple[Features, npt.NDArray[np.bool_]]:
+) -> tuple[Features, Bools]:
     """Return [CLS] first [SEP], or [CLS] first [SEP] second [SEP], and a mask [n] of truncated texts.
 
     A second text without tokens adds no [SEP], as in Google's `run_classifier.py`. In a pair that is too long, the

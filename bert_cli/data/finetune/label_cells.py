@@ -8,8 +8,8 @@ from contextlib import suppress
 from decimal import Decimal
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Ints32
 from bert_cli.data.io import files
 from bert_cli.data.io.rows import Row, check_columns, check_text, listed
 from bert_cli.errors import DataError, nearest
@@ -109,7 +109,7 @@ def from_columns(lists: Sequence[tuple[str, ...]], size: int) -> list[tuple[str,
     ]
 
 
-def label_numbers(rows: Iterable[tuple[str, str]], names: Sequence[str]) -> npt.NDArray[np.int32]:
+def label_numbers(rows: Iterable[tuple[str, str]], names: Sequence[str]) -> Ints32:
     """Return the numbers [n] of labels, given as (location, label). Raises DataError for an unknown label."""
     number_of = {name: number for number, name in enumerate(names)}
     numbers = []

@@ -7,14 +7,14 @@ Shapes: n texts, L labels.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, Field
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, logsumexp, softmax
 
+from bert_cli.arrays import Floats, Ints64
 from bert_cli.data.finetune.tables import Column
 from bert_cli.data.io.rows import listed
 from bert_cli.errors import CheckpointError, ConfigError, nearest
@@ -31,7 +31,6 @@ LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 RARE = 0.2  # of the share that a label has where all are equally frequent
 ClassWeights = Literal["balanced"] | Mapping[str, float]
 CELLS_AT_ONCE = 1 << 20  # logits: copies of all of them would need several times their memory
-Floats = npt.NDArray[np.floating[Any]]
 
 
 class Decision(BaseModel):
@@ -75,7 +74,7 @@ def read_decision(folder: Path) -> Decision:
     return read_json(path, Decision, CheckpointError, "copy the model again")
 
 
-def label_counts(labels: Column, size: int) -> npt.NDArray[np.int64]:
+def label_counts(labels: Column, size: int) -> Ints64:
     """Return the number of texts of each label [L], from numbers [n] or, of several labels, 0 and 1 [n, L]."""
     return labels.sum(0) if labels.ndim == 2 else np.bincount(labels, minlength=size)
 

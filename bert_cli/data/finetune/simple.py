@@ -11,16 +11,16 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import logit
 
+from bert_cli.arrays import Array, Ints64
 from bert_cli.data.search import words
 from bert_cli.data.search.passages import UNSPACED
 
 WORD = rf"[{UNSPACED}]|(?u:\b\w\w+\b)"  # scikit-learn's, and each letter where words have no spaces
 BYTES = 4_000_000  # of training texts with two labels, of more labels fewer: about ten seconds
 DEPTH = 100  # documents that BM25 ranks
-Column = npt.NDArray[Any]
+Column = Array
 
 
 def most_frequent(labels: Column, size: int) -> Column:
@@ -34,7 +34,7 @@ def most_frequent(labels: Column, size: int) -> Column:
     return np.full(size, labels.mean() if is_score else np.bincount(labels).argmax(), labels.dtype)
 
 
-def sample_of(texts: Sequence[str], labels: Column) -> npt.NDArray[np.int64]:
+def sample_of(texts: Sequence[str], labels: Column) -> Ints64:
     """Return the numbers of the texts [n] that a classifier reads in random order: all, if they are few."""
     size = sum(len(text.encode("utf-8", "replace")) for text in texts)
     models = labels.shape[1] if labels.ndim == 2 else len(np.unique(labels)) - 1
@@ -83,7 +83,7 @@ def by_regression(
         return usual
 
 
-def unit_scale(vectors: npt.NDArray[Any]) -> np.floating[Any]:
+def unit_scale(vectors: Array) -> np.floating[Any]:
     """Return the number that makes the mean square of the lengths of vectors [n, D] 1."""
     scale: np.floating[Any] = np.mean(np.sum(np.square(vectors), 1)) ** -0.5
     return scale

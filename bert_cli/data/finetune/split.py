@@ -4,11 +4,10 @@ Texts that differ only in case and white space are equal. Rows with a text in co
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Bools, Ints
 from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.random import permute
 from bert_cli.errors import DataError
@@ -16,7 +15,6 @@ from bert_cli.processes import print_error
 from bert_cli.statistics import identify, linked_texts, plain
 from bert_cli.text import count
 
-Numbers = npt.NDArray[np.integer[Any]]
 Rows = Sequence[Sequence[str]]  # the texts of each row
 
 
@@ -36,7 +34,7 @@ def hold_out(
     return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
 
 
-def held_out_rows(rows: Rows, strata: Numbers, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
+def held_out_rows(rows: Rows, strata: Ints, fraction: float, seed: int) -> Bools:
     """Return a mask [n] of held-out rows: the same fraction of each stratum, at least one group and never all.
 
     Rows with a text in common are a group. Where one text, such as the name of a product, links too many of them, only
@@ -56,9 +54,7 @@ def held_out_rows(rows: Rows, strata: Numbers, fraction: float, seed: int) -> np
     return held[equal]
 
 
-def _held_out_groups(
-    owner: Numbers, strata: Numbers, fraction: float, seed: int
-) -> npt.NDArray[np.bool_]:
+def _held_out_groups(owner: Ints, strata: Ints, fraction: float, seed: int) -> Bools:
     """Return a mask of the groups that are held out; a group has the stratum of its first row."""
     sizes = np.bincount(owner)
     of_group = strata[np.unique(owner, return_index=True)[1]]

@@ -10,12 +10,11 @@ Shapes: q questions, n windows, T tokens of all windows, L positions of a window
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel
 
+from bert_cli.arrays import Array, Bools, Floats, Ints32, Ints64
 from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
 from bert_cli.data.finetune.features import (
     Arrays,
@@ -34,8 +33,6 @@ from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
 from bert_cli.settings.settings import Positive
 
-Numbers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.floating[Any]]
 Entry = dict[str, str | float]
 
 NO_PIECES = "questions left out of training: their answer contains no token"
@@ -56,13 +53,13 @@ class Windows:
     features: Features
     """For training they have the labels `start_positions` and `end_positions` int32 [n], positions in the window;
     0 where the answer is impossible or not completely inside."""
-    question: npt.NDArray[np.int32]  # [n] number of the question; its windows are consecutive
-    offsets: npt.NDArray[np.int32]  # [T, 2] characters in the context; -1 outside of it
-    best_context: npt.NDArray[np.bool_]  # [T] whether no window has more context
+    question: Ints32  # [n] number of the question; its windows are consecutive
+    offsets: Ints32  # [T, 2] characters in the context; -1 outside of it
+    best_context: Bools  # [T] whether no window has more context
     remarks: tuple[str, ...] = ()
 
 
-def arrays_of_windows(windows: Windows) -> dict[str, npt.NDArray[np.generic]]:
+def arrays_of_windows(windows: Windows) -> dict[str, Array]:
     """Return the windows as arrays by name, for a cache."""
     columns = {name: getattr(windows, name) for name in COLUMNS}
     remarks = np.array(windows.remarks, np.str_)
@@ -131,8 +128,8 @@ def make_windows(
 
 
 def _answer_pieces(
-    rows: Sequence[Question], context: Numbers, texts: Pieces, contexts: Sequence[str]
-) -> Numbers:
+    rows: Sequence[Question], context: Ints64, texts: Pieces, contexts: Sequence[str]
+) -> Ints64:
     """Return the first and last piece of each first answer [q, 2]; first > last if it has none, -1 if impossible.
 
     A piece that the answer only touches belongs to it. The characters of all contexts are numbered consecutively.
@@ -238,7 +235,7 @@ def _sum(entry: Entry) -> float:
 
 def _best_spans(
     windows: Windows, start: Floats, end: Floats, limit: int, max_answer_length: int
-) -> tuple[Numbers, Numbers, Numbers]:
+) -> tuple[Ints64, Ints64, Ints64]:
     """Return the question and the first and last position (of all T) of the `limit` best spans of each window.
 
     Spans are sorted by question, score and position.
@@ -271,7 +268,7 @@ def _best_spans(
 
 def _top_spans(
     starts: Floats, ends: Floats, reach: int, limit: int
-) -> tuple[Numbers, Numbers, Numbers]:
+) -> tuple[Ints64, Ints64, Ints64]:
     """Return row, first and last position of the `limit` best spans of each row [B, L], in no order."""
     padded = np.pad(ends, ((0, 0), (0, reach - 1)), constant_values=-np.inf)
     # [B, L, reach]: an answer that starts at L and is 1, 2, ... positions long.

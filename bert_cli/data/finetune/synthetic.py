@@ -2,11 +2,11 @@
 
 import pkgutil
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Array, Ints8, Ints32, Ints64
 from bert_cli.data.examples.synthetic import FIRST_WORD, check_sizes
 from bert_cli.data.finetune.features import Arrays, Features, runs
 from bert_cli.facts.heads import Head
@@ -16,9 +16,9 @@ class Texts(NamedTuple):
     """Synthetic tokens of n examples, T in all, for which a head's function adds labels."""
 
     drawn: np.random.Generator
-    ids: npt.NDArray[np.int32]
-    segments: npt.NDArray[np.int8]
-    lengths: npt.NDArray[np.int64]
+    ids: Ints32
+    segments: Ints8
+    lengths: Ints64
     first_text: int
     """Tokens before the text of an example: [CLS], a question and [SEP]."""
 
@@ -64,7 +64,7 @@ def token_labels(texts: Texts, labels: int) -> Features:
 def example_labels(texts: Texts, labels: int) -> Features:
     """Add a label of each example, or with one output a number from 0 to 5."""
     number = len(texts.lengths)
-    column: npt.NDArray[Any] = texts.drawn.integers(0, labels, number, np.int32)
+    column: Array = texts.drawn.integers(0, labels, number, np.int32)
     if labels == 1:
         column = texts.drawn.uniform(0.0, 5.0, number).astype(np.float32)
     return Features(texts.ids, texts.segments, np.cumsum(texts.lengths), {"labels": column})

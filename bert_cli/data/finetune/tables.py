@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Array, Floats32, Ints, Ints8, Ints32
 from bert_cli.data.finetune.label_cells import (
     check_spellings,
     from_columns,
@@ -30,8 +30,8 @@ from bert_cli.processes import print_error
 from bert_cli.statistics import Examples, Sample, identify, linked_texts, plain, sample_of
 from bert_cli.text import count
 
-Labels = npt.NDArray[np.int32] | npt.NDArray[np.int8] | npt.NDArray[np.float32]
-Column = npt.NDArray[Any]
+Labels = Ints32 | Ints8 | Floats32
+Column = Array
 
 UNLABELLED = "rows with none of the labels, included"
 EMPTY_TEXT = "rows with an empty text, included"
@@ -78,7 +78,7 @@ class TextExamples:
         """Return the identity of the examples; those with a text in common are a group."""
         return identify(self.rows, linked_texts(self.rows))
 
-    def take(self, rows: Sequence[int] | npt.NDArray[np.integer[Any]]) -> "TextExamples":
+    def take(self, rows: Sequence[int] | Ints) -> "TextExamples":
         """Return the examples of these rows, in this order, without the remarks about the file."""
         chosen = [int(row) for row in rows]
         return replace(

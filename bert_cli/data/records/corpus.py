@@ -8,14 +8,13 @@ import os
 from collections.abc import Iterable
 from itertools import repeat
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, Field
 
+from bert_cli.arrays import Array, Bools, Ints, Ints64, UInts16
 from bert_cli.data.io.manifest import MANIFEST, read_manifest, recorded_step
-from bert_cli.data.random import Ints, Numbers
 from bert_cli.data.records import formats
 from bert_cli.data.records.formats import Batch, DynamicRecords
 from bert_cli.data.records.tfrecord import read_payloads
@@ -170,9 +169,7 @@ class RecordFiles:
         self._check("next_sentence_labels", labels, 1, records)
         return sequences
 
-    def _check(
-        self, column: str, values: npt.NDArray[Any], limit: int | Ints, records: Ints
-    ) -> None:
+    def _check(self, column: str, values: Array, limit: int | Ints, records: Ints) -> None:
         """Raise DataError for the first row of a column, of records [row], with a value outside 0 to the limit."""
         wrong = np.argwhere(~((values >= 0) & (values <= limit)))  # NaN is outside, too
         if not len(wrong):
@@ -187,7 +184,7 @@ class RecordFiles:
         path = self._paths[int(np.searchsorted(self._ends, record, side="right"))]
         return f"{path} (record {record - self.numbers_of(path)[0]}, counted from 0)"
 
-    def continuations(self) -> npt.NDArray[np.bool_]:
+    def continuations(self) -> Bools:
         """Return whether each token of the vocabulary [V] continues a word."""
         path = vocabulary_path(self.folder)
         return read_vocabulary(path, self.corpus["vocab_sha256"]).is_continuation
@@ -200,7 +197,7 @@ class RecordFiles:
             read(np.arange(start, min(start + formats.BLOCK, end)))
         return path.stat().st_size
 
-    def lengths(self) -> npt.NDArray[np.uint16]:
+    def lengths(self) -> UInts16:
         """Return the number of tokens of each dynamic record, from the offsets alone."""
         lengths = np.empty(self.records, np.uint16)
         for begin in range(0, self.records, LENGTHS_BLOCK):
@@ -217,7 +214,7 @@ class RecordFiles:
         end = int(self._ends[file])
         return end - int(self.corpus["files"][file]["records"]), end
 
-    def _frames(self, numbers: Ints) -> tuple[Numbers, Numbers, Numbers]:
+    def _frames(self, numbers: Ints) -> tuple[Ints64, Ints64, Ints64]:
         """Return file, first byte and end of the frames of records in ascending order."""
         files = np.searchsorted(self._ends, numbers, side="right")
         starts = self._offsets[numbers].astype(np.int64)
@@ -225,7 +222,7 @@ class RecordFiles:
         is_last = numbers + 1 == self._ends[files]
         return files, starts, np.where(is_last, self._sizes[files], following)
 
-    def _read(self, files: Ints, starts: Numbers, sizes: Numbers) -> list[bytes]:
+    def _read(self, files: Ints, starts: Ints64, sizes: Ints64) -> list[bytes]:
         """Read frames and return their payloads."""
         frames: list[bytes] = []
         offsets = starts.tolist()

@@ -12,14 +12,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from bert_cli.data.random import Ints
+from bert_cli.arrays import Array, Bools, Ints, Ints32
 from bert_cli.data.records import tfrecord
 from bert_cli.data.records.tfrecord import Feature
 from bert_cli.errors import DataError
 
-Array = npt.NDArray[Any]
 Batch = dict[str, Array]
 """The columns by name, [M, B, ...] of the micro-batches of a step or [n, ...] of any examples."""
 
@@ -48,10 +46,10 @@ LARGEST = 2**31 - 1  # larger numbers are read as this number, which is above ev
 class DynamicRecords(NamedTuple):
     """Unmasked pairs of B records: all tokens in a row, with [CLS] and [SEP], and columns [B]."""
 
-    tokens: npt.NDArray[np.int32]
-    lengths: npt.NDArray[np.int32]
-    first_lengths: npt.NDArray[np.int32]  # of segment A, with [CLS] and its [SEP]
-    next_sentence_labels: npt.NDArray[np.int32]  # 1 where segment B is a random next
+    tokens: Ints32
+    lengths: Ints32
+    first_lengths: Ints32  # of segment A, with [CLS] and its [SEP]
+    next_sentence_labels: Ints32  # 1 where segment B is a random next
 
 
 def token_bytes(vocab_size: int) -> int:
@@ -101,7 +99,7 @@ def _token_strings(tokens: Ints, ends: Ints, token_bytes: int) -> list[bytes]:
 # --- lengths without reading
 
 
-def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> npt.NDArray[np.int32]:
+def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> Ints32:
     """Return the number of tokens of dynamic records [n], from the sizes of their frames.
 
     Besides the tokens only `first_length` varies, by one byte from 128 tokens on, so every size belongs to one length.
@@ -109,7 +107,7 @@ def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> np
     """
     table = _length_by_size(longest, token_bytes)
     inside = (frame_bytes > 0) & (frame_bytes < len(table))
-    lengths: npt.NDArray[np.int32] = table[np.where(inside, frame_bytes, 0)]
+    lengths: Ints32 = table[np.where(inside, frame_bytes, 0)]
     if len(lengths) and int(lengths.min()) < 1:
         size = frame_bytes[int(np.argmin(lengths))]
         problem = f"does not have the size of a dynamic record of up to {longest} tokens"
@@ -119,7 +117,7 @@ def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> np
 
 
 @lru_cache(maxsize=4)
-def _length_by_size(longest: int, token_bytes: int) -> npt.NDArray[np.int32]:
+def _length_by_size(longest: int, token_bytes: int) -> Ints32:
     """Return the number of tokens of a record by the size of its frame; 0 for no record, -1 for two lengths."""
     lengths: dict[int, int] = {}
     for width in (1, 2, 3):  # bytes of first_length, which is at most the length
@@ -245,7 +243,7 @@ def pack_columns(sequences: Batch, counts_B: Ints, sizes: tuple[int, int, int], 
     is_masked_BP = np.arange(predictions) < masked_B[:, None]
     packed: Batch = {}
 
-    def put(name: str, values: Array, where: npt.NDArray[np.bool_], empty: int) -> None:
+    def put(name: str, values: Array, where: Bools, empty: int) -> None:
         dtype = np.float32 if _kind(name) == "float" else np.int32
         packed[name] = np.full(where.shape, empty, dtype)
         packed[name][where] = values

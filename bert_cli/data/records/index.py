@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Ints64
 from bert_cli.config.data import IndexSettings
 from bert_cli.data.io.files import compression_of
 from bert_cli.data.io.inputs import visible_files
@@ -51,7 +51,6 @@ DESCRIPTION = (
 )
 # Absent where another tool made the records.
 OPTIONAL = ("next_sentence",)
-Offsets = npt.NDArray[np.int64]
 """[records + 1] byte where each record's frame starts, and the end of the file."""
 
 
@@ -101,7 +100,7 @@ def record_files(folder: Path) -> list[Path]:
 # --- the index of a file
 
 
-def read_index(path: Path) -> Offsets | None:
+def read_index(path: Path) -> Ints64 | None:
     """Return the offsets in the index of a record file; None where it is absent, older or does not fit the file."""
     index = path.with_suffix(".index")
     records = path.stat()

@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Bools, Ints, Ints32, Ints64
 from bert_cli.config.data import Masking
-from bert_cli.data.random import Ints, Keys, Numbers, bits
+from bert_cli.data.random import Keys, bits
 from bert_cli.data.records.formats import Batch
 from bert_cli.data.tokens.tokenizer import SpecialIds
-
-Flags = npt.NDArray[np.bool_]
 
 STRIDE = np.array(0xD1B54A32D192ED03, np.uint64)
 POSITIONS, REPLACEMENTS, CUTS = STRIDE * np.arange(1, 4, dtype=np.uint64)
@@ -34,7 +32,7 @@ class MaskRecipe:
     vocab_size: int
     masking: Masking
     predictions: int  # P, the most masked positions of an example
-    is_continuation: Flags | None = None  # [V] tokens that continue a word, for whole words
+    is_continuation: Bools | None = None  # [V] tokens that continue a word, for whole words
 
     def with_probability(self, probability: float | None) -> "MaskRecipe":
         """Return the recipe with another fraction of masked tokens, unless that is None."""
@@ -46,16 +44,16 @@ class MaskRecipe:
 class _Words(NamedTuple):
     """The words of rows, numbered from 0 in each row."""
 
-    begins: Flags  # [B, S] whether a position begins a word
-    numbers: Numbers  # [B, S] the word of a position; without meaning outside words
-    sizes: Numbers  # [B, W] tokens of each word; 0 after the last word of a row
+    begins: Bools  # [B, S] whether a position begins a word
+    numbers: Ints64  # [B, S] the word of a position; without meaning outside words
+    sizes: Ints64  # [B, W] tokens of each word; 0 after the last word of a row
 
 
 def mask_examples(
     tokens_BS: Ints,
     lengths_B: Ints,
     first_lengths_B: Ints,
-    labels_B: Ints | Flags,
+    labels_B: Ints | Bools,
     keys_B: Keys,
     recipe: MaskRecipe,
 ) -> Batch:
@@ -92,8 +90,8 @@ def mask_examples(
 
 
 def _choose_tokens(
-    order_BS: Keys, maskable_BS: Flags, quotas_B: Numbers, predictions: int
-) -> Numbers:
+    order_BS: Keys, maskable_BS: Bools, quotas_B: Ints64, predictions: int
+) -> Ints64:
     """Return the positions of the `quotas` [B] smallest random numbers, ascending, then S."""
     length = order_BS.shape[1]
     width = min(predictions, length)
@@ -104,7 +102,7 @@ def _choose_tokens(
     return np.sort(np.where(is_chosen_BP, positions_BP, length), axis=1)
 
 
-def continuations(tokens_BS: Ints, is_text_BS: Flags, is_continuation_V: Flags) -> Flags:
+def continuations(tokens_BS: Ints, is_text_BS: Bools, is_continuation_V: Bools) -> Bools:
     """Return the positions that continue a word; a continuation whose first piece was truncated begins one."""
     continues_BS = is_text_BS & is_continuation_V[tokens_BS]
     continues_BS[:, 0] = False
@@ -112,7 +110,7 @@ def continuations(tokens_BS: Ints, is_text_BS: Flags, is_continuation_V: Flags) 
     return continues_BS
 
 
-def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
+def unmasked(batch: Batch) -> Ints32:
     """Return the tokens [B, S] of masked examples before masking."""
     tokens_BS = np.array(batch["input_ids"], np.int32)
     row, column = np.nonzero(batch["masked_lm_weights"] > 0)
@@ -120,7 +118,7 @@ def unmasked(batch: Batch) -> npt.NDArray[np.int32]:
     return tokens_BS
 
 
-def _find_words(tokens_BS: Ints, maskable_BS: Flags, is_continuation: Flags) -> _Words:
+def _find_words(tokens_BS: Ints, maskable_BS: Bools, is_continuation: Bools) -> _Words:
     rows, length = tokens_BS.shape
     begins_BS = maskable_BS & ~continuations(tokens_BS, maskable_BS, is_continuation)
     numbers_BS = np.maximum(np.cumsum(begins_BS, axis=1) - 1, 0)
@@ -129,7 +127,7 @@ def _find_words(tokens_BS: Ints, maskable_BS: Flags, is_continuation: Flags) -> 
     return _Words(begins_BS, numbers_BS, sizes_BW)
 
 
-def _choose_words(order_BS: Keys, words: _Words, quotas_B: Numbers) -> Flags:
+def _choose_words(order_BS: Keys, words: _Words, quotas_B: Ints64) -> Bools:
     """Return which words [B, W] are masked: in random order, each that still fits into the quota."""
     is_chosen_BW = np.zeros(words.sizes.shape, np.bool_)
     left_B = quotas_B.copy()
@@ -146,7 +144,7 @@ def _choose_words(order_BS: Keys, words: _Words, quotas_B: Numbers) -> Flags:
     return is_chosen_BW
 
 
-def _replace(tokens_BS: Ints, positions_BP: Numbers, keys_B: Keys, recipe: MaskRecipe) -> Batch:
+def _replace(tokens_BS: Ints, positions_BP: Ints64, keys_B: Keys, recipe: MaskRecipe) -> Batch:
     """Replace the tokens at these positions 80/10/10 and pad the targets to P with zeros."""
     rows, width = positions_BP.shape
     is_masked_BP = positions_BP < tokens_BS.shape[1]

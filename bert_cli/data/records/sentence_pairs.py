@@ -13,9 +13,9 @@ from random import Random
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from bert_cli.data.random import Ints, Keys, Numbers, bits
+from bert_cli.arrays import Bools, Ints, Ints32, Ints64
+from bert_cli.data.random import Keys, bits
 from bert_cli.data.records.masking import CUTS
 from bert_cli.data.tokens.tokenizer import SpecialIds
 
@@ -26,11 +26,11 @@ Ends = Sequence[int]
 class Pairs(NamedTuple):
     """Sentence pairs as ranges of a flat token array, columns [examples]; a single segment's second length is 0."""
 
-    first_start: Numbers
-    first_length: Numbers
-    second_start: Numbers
-    second_length: Numbers
-    is_random: npt.NDArray[np.bool_]
+    first_start: Ints64
+    first_length: Ints64
+    second_start: Ints64
+    second_length: Ints64
+    is_random: Bools
 
     @property
     def tokens(self) -> int:
@@ -117,8 +117,8 @@ def fill_sentences(
 
 
 def truncated_lengths(
-    first: Numbers, second: Numbers, longest: Numbers | int
-) -> tuple[Numbers, Numbers]:
+    first: Ints64, second: Ints64, longest: Ints64 | int
+) -> tuple[Ints64, Ints64]:
     """Return the lengths [n] of pairs whose longer text, the second if equal, loses tokens until both fit."""
     # A text shrinks to the length of the other one, then both in turn.
     least = np.minimum(first, (longest + 1) // 2)
@@ -140,7 +140,7 @@ def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:
     )
 
 
-def _count_heads(tosses: Numbers, keys: Keys, side: int) -> Numbers:
+def _count_heads(tosses: Ints64, keys: Keys, side: int) -> Ints64:
     """Return the number of heads in `tosses` coin tosses for each row; a draw gives 64 tosses."""
     heads = np.zeros(len(tosses), np.int64)
     rows = np.flatnonzero(tosses)
@@ -158,7 +158,7 @@ def _count_heads(tosses: Numbers, keys: Keys, side: int) -> Numbers:
 
 def gather(
     tokens: Ints, pairs: Pairs, special: SpecialIds, sequence_length: int
-) -> tuple[npt.NDArray[np.int32], Numbers]:
+) -> tuple[Ints32, Ints64]:
     """Return rows `[CLS] A [SEP] B [SEP]` or `[CLS] A [SEP]` with padding [B, S], and their lengths [B]."""
     positions = np.arange(sequence_length)
     first = pairs.first_length[:, None]

@@ -13,10 +13,9 @@ from typing import Self
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from bert_cli.data.random import Ints
+from bert_cli.arrays import Ints, UInts8
 from bert_cli.errors import DataError
 
 Feature = tuple[str, str, list[bytes]]  # name, kind of list, packed values of each record
@@ -152,7 +151,7 @@ def varint_rows(numbers: Ints) -> list[bytes]:
     return split_bytes(values.ravel().take(indices).tobytes(), ends.tolist())
 
 
-def byte_rows(values: npt.NDArray[np.uint8]) -> list[bytes]:
+def byte_rows(values: UInts8) -> list[bytes]:
     """Return the bytes of each row of [B, n]."""
     return split_bytes(values.tobytes(), range(values.shape[1], values.size + 1, values.shape[1]))
 
@@ -252,7 +251,7 @@ def parse_varints(lists: Sequence[bytes]) -> tuple[Ints, Ints]:
     return numbers, counts
 
 
-def _varints_at(data: npt.NDArray[np.uint8], at: Ints) -> tuple[Ints, Ints]:
+def _varints_at(data: UInts8, at: Ints) -> tuple[Ints, Ints]:
     """Return the varints at indices [B] and the indices after them."""
     byte = _bytes_at(data, at)
     numbers = (byte & 127).astype(np.int64)
@@ -265,5 +264,5 @@ def _varints_at(data: npt.NDArray[np.uint8], at: Ints) -> tuple[Ints, Ints]:
     return numbers, at + 1
 
 
-def _bytes_at(data: npt.NDArray[np.uint8], at: Ints) -> npt.NDArray[np.uint8]:
+def _bytes_at(data: UInts8, at: Ints) -> UInts8:
     return data.take(at, mode="clip")

@@ -17,13 +17,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bert_cli.arrays import Ints64
 from bert_cli.config.data import Masking, RecipeSettings, TokenizeSettings
 from bert_cli.data.io.documents import sentence_blocks
 from bert_cli.data.io.files import Outputs, Part, Reading, shard_of, split_part, text_bytes
 from bert_cli.data.io.inputs import Sentences, open_sentences
 from bert_cli.data.io.manifest import Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
-from bert_cli.data.random import Keys, Numbers, row_keys
+from bert_cli.data.random import Keys, row_keys
 from bert_cli.data.records import formats, sentence_pairs
 from bert_cli.data.records.formats import DynamicRecords
 from bert_cli.data.records.index import describe, write_corpus
@@ -206,8 +207,8 @@ class Group:
     """Documents as one flat array of tokens."""
 
     tokens: npt.NDArray[np.uint16 | np.uint32]
-    sentences: Numbers  # index of each sentence's first token, and the end
-    documents: Numbers  # number of each document's first sentence, and the end
+    sentences: Ints64  # index of each sentence's first token, and the end
+    documents: Ints64  # number of each document's first sentence, and the end
 
 
 def encode_parts(parts: Sequence[Part], encoder: LineEncoder) -> Group:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Bools, Floats32, Ints16, Ints64
 from bert_cli.data.search import words
 from bert_cli.data.search.database import (
     AGAIN,
@@ -48,8 +48,7 @@ AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
 TO_ITS_END = "run `bert search make` to its end"
 LACKING = "SELECT min(id) FROM passages WHERE hash NOT IN (SELECT hash FROM vectors)"
 Half = Literal["words", "meaning"]
-Floats = npt.NDArray[np.float32]
-Embed = Callable[[Sequence[str]], Floats]
+Embed = Callable[[Sequence[str]], Floats32]
 """Returns the vectors [n, D] of texts, of length 1."""
 
 
@@ -97,7 +96,7 @@ class Index:
         self._has_vectors = False
         self._weights: str | None = None  # of the stored vectors
         self._numbers = np.zeros(0, np.int64)
-        self._vectors: npt.NDArray[np.int16] | None = None  # [V, D]
+        self._vectors: Ints16 | None = None  # [V, D]
         self._texts = np.zeros(0, np.int64)  # [N] row of each passage's vector
         self._frequencies: dict[str, int] = {}
 
@@ -249,7 +248,7 @@ class Index:
         rows = self.table.execute(f"SELECT text {joined} ORDER BY key", [json.dumps([*numbers])])
         return [text for (text,) in rows]
 
-    def add_vectors(self, numbers: Sequence[int], vectors: Floats) -> None:
+    def add_vectors(self, numbers: Sequence[int], vectors: Floats32) -> None:
         """Add the vectors [n, D] of the texts of passages, of length 1."""
         rows = zip(np.rint(SCALE * vectors).astype(np.int16), numbers, strict=True)
         added = (
@@ -293,7 +292,7 @@ class Index:
         weight = self.fact("weight")
         return WEIGHT if weight is None else float(weight)
 
-    def by_words(self, question: str) -> Floats:
+    def by_words(self, question: str) -> Floats32:
         """Return the score of each passage [N]; 0 without a word of the question or, in a large index, a rare one.
 
         It is BM25; for the best passages that of 4-grams is added, and they stay the best.
@@ -320,7 +319,7 @@ class Index:
             scores[best] = after - after.min() + before.min()
         return scores
 
-    def allowed(self, asked: words.Question) -> npt.NDArray[np.bool_]:
+    def allowed(self, asked: words.Question) -> Bools:
         """Return which passages [N] have nothing that a question excludes."""
         rows = self.table.execute("SELECT rowid FROM words WHERE words MATCH ?", [asked.excluded])
         return ~np.isin(self._numbers, rows.fetchall())
@@ -341,7 +340,7 @@ class Index:
             self._frequencies[term] = self._value(counted, term)
         return self._frequencies[term]
 
-    def by_meaning(self, questions: Sequence[str]) -> Floats:
+    def by_meaning(self, questions: Sequence[str]) -> Floats32:
         """Return the cosine of each question and each passage [n, N]. Raises ConfigError without vectors."""
         self._load()
         if self.embed is None or not self._has_vectors or self._weights != self.weights:
@@ -355,11 +354,11 @@ class Index:
             raise ConfigError("meaning", problem, "run `bert search make` again")
         blocks = range(0, len(known), AT_ONCE)
         scores = [known[n : n + AT_ONCE].astype(np.float32) @ vectors.T for n in blocks]
-        cosines: Floats = np.concatenate(scores)
+        cosines: Floats32 = np.concatenate(scores)
         cosines /= SCALE
         return cosines[self._texts].T
 
-    def _read_vectors(self) -> npt.NDArray[np.int16]:
+    def _read_vectors(self) -> Ints16:
         if self._vectors is not None:
             return self._vectors
         hashes, values = zip(*self.table.execute("SELECT hash, value FROM vectors"), strict=True)
@@ -386,7 +385,7 @@ class Index:
             rows = self.table.execute(f"{text} AND {near}", [passage, passage, AROUND]).fetchall()
         return [text for (text,) in rows]
 
-    def owners(self) -> tuple[npt.NDArray[np.int64], list[tuple[int, Sequence[str]]]]:
+    def owners(self) -> tuple[Ints64, list[tuple[int, Sequence[str]]]]:
         """Return the position of the document of each passage [N], and position and names of each document.
 
         Copies, whose passages are equal, have one position. The names are the title, name and path with the number in
@@ -412,7 +411,7 @@ def hash_of(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
-def combined(lexical: Floats | None, meaning: Floats | None, weight: float) -> Floats:
+def combined(lexical: Floats32 | None, meaning: Floats32 | None, weight: float) -> Floats32:
     """Return the scores of passages [N] by both halves, of which one may be absent."""
     if lexical is None or meaning is None:
         scores = meaning if lexical is None else lexical
@@ -421,11 +420,11 @@ def combined(lexical: Floats | None, meaning: Floats | None, weight: float) -> F
     return weight * _standardised(meaning) + (1.0 - weight) * _standardised(lexical)
 
 
-def _standardised(scores: Floats) -> Floats:
+def _standardised(scores: Floats32) -> Floats32:
     return (scores - scores.mean()) / (scores.std() + np.float32(1e-9))
 
 
-def best_of(scores: Floats, top: int) -> list[int]:
+def best_of(scores: Floats32, top: int) -> list[int]:
     """Return the positions of the highest scores, highest first; equal ones in the order of the passages."""
     top = min(top, len(scores))
     best = np.flatnonzero(scores >= np.partition(scores, -top)[-top]) if top else np.zeros(0, int)

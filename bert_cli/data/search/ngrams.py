@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Floats32
 from bert_cli.data.search.passages import UNSPACED
 from bert_cli.data.search.words import NO_WORD, folded
 
@@ -22,7 +22,7 @@ BY_LENGTH = 0.75
 BETWEEN_WORDS = re.compile(f"[{NO_WORD}{UNSPACED}]+")
 
 
-def ngram_scores(question: str, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+def ngram_scores(question: str, texts: Sequence[str]) -> Floats32:
     """Return the BM25 [n] of texts; the document frequency of a 4-gram is counted in these texts alone."""
     asked, *spaced = (
         f" {BETWEEN_WORDS.sub(' ', folded(text)).strip()} " for text in (question, *texts)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Bools, Ints32, UInts32, UInts64
 from bert_cli.data.io.documents import marked_lines
 from bert_cli.data.io.files import Outputs, Part, Reading, shard_of
 from bert_cli.data.io.manifest import Stats, Step
@@ -40,8 +40,7 @@ RECALL = 0.99  # fraction of pairs at the threshold to detect; decides the band 
 WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]|\w+")
 NO_WORDS = np.iinfo(np.uint32).max  # in the signature of a document without words
 
-Flags = npt.NDArray[np.bool_]
-Signatures = Sequence[npt.NDArray[np.uint32]]  # [documents, SIGNATURE_SIZE] by shard
+Signatures = Sequence[UInts32]  # [documents, SIGNATURE_SIZE] by shard
 Duplicates = tuple[list[int], list[int]]  # exact and near duplicates of a shard
 
 
@@ -137,7 +136,7 @@ class _Document:
         return np.array(self._minhash.digest(), "<u4").tobytes()
 
 
-def signature_of(lines: Iterable[str]) -> npt.NDArray[np.uint32]:
+def signature_of(lines: Iterable[str]) -> UInts32:
     """Return the signature [SIGNATURE_SIZE] of a document. Raises ConfigError where rensa is not installed."""
     document = _Document(near=True)
     for line in lines:
@@ -151,14 +150,14 @@ def new_signature() -> Any:
     return rensa.RMinHash(num_perm=SIGNATURE_SIZE, seed=SEED)
 
 
-def _read_signatures(hashes: Path) -> npt.NDArray[np.uint32]:
+def _read_signatures(hashes: Path) -> UInts32:
     path = hashes.with_suffix(".signatures")
     if not path.stat().st_size:
         return np.zeros((0, SIGNATURE_SIZE), np.uint32)  # an empty file cannot be memory-mapped
     return np.memmap(path, "<u4", "r").reshape(-1, SIGNATURE_SIZE)
 
 
-def equal_to_earlier(hashes: npt.NDArray[np.uint64]) -> Flags:
+def equal_to_earlier(hashes: UInts64) -> Bools:
     """Return for each document whether an earlier document has the same hash (two integers)."""
     first = hashes[0::2]
     second = hashes[1::2]
@@ -171,7 +170,7 @@ def equal_to_earlier(hashes: npt.NDArray[np.uint64]) -> Flags:
     return flags & ((first != 0) | (second != 0))
 
 
-def near_to_earlier(signatures: Signatures, exact: Flags, threshold: float) -> Flags:
+def near_to_earlier(signatures: Signatures, exact: Bools, threshold: float) -> Bools:
     """Return for each document whether it shares `threshold` of its runs with an earlier document that is kept.
 
     The similarity is estimated from the signatures. Exact duplicates are skipped.
@@ -181,7 +180,7 @@ def near_to_earlier(signatures: Signatures, exact: Flags, threshold: float) -> F
     candidates = np.flatnonzero((bands >= 0).any(axis=1))
     ends = np.cumsum([len(rows) for rows in signatures])
     starts = ends - [len(rows) for rows in signatures]
-    kept: dict[tuple[int, int], list[tuple[int, npt.NDArray[np.uint32]]]] = {}
+    kept: dict[tuple[int, int], list[tuple[int, UInts32]]] = {}
     with Progress("near-duplicates", len(candidates) * SIGNATURE_BYTES) as bar:
         for document in candidates.tolist():
             shard = int(np.searchsorted(ends, document, side="right"))
@@ -200,7 +199,7 @@ def near_to_earlier(signatures: Signatures, exact: Flags, threshold: float) -> F
     return near
 
 
-def _bands(signatures: Signatures, exact: Flags, threshold: float) -> npt.NDArray[np.int32]:
+def _bands(signatures: Signatures, exact: Bools, threshold: float) -> Ints32:
     """Return [documents, bands]: the group of documents that agree in a band, -1 for a single one."""
     width = band_width(threshold)
     is_compared = ~exact & np.concatenate([rows[:, 0] != NO_WORDS for rows in signatures])

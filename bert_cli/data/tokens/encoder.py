@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.data.random import Numbers
+from bert_cli.arrays import Bools, Ints64
 from bert_cli.data.tokens import tokenizer
 from bert_cli.data.tokens.notation import BYTE_LEVEL
 from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary
@@ -30,8 +30,8 @@ class Sentences(NamedTuple):
     """Tokens of all lines of a text in a row, the tokens of each line, and which lines are white space alone."""
 
     tokens: Ids
-    lengths: Numbers
-    blank: npt.NDArray[np.bool_]
+    lengths: Ints64
+    blank: Bools
 
 
 class ByteLevelEncoder:

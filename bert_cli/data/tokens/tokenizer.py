@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 
-from bert_cli.data.random import Numbers
+from bert_cli.arrays import Bools, Ints64
 from bert_cli.data.tokens.entries import (
     UNCASED,
     AddedToken,
@@ -105,12 +104,12 @@ class Vocabulary:
         return SpecialIds(*(ids[token] for token in SPECIAL_TOKENS))
 
     @property
-    def is_continuation(self) -> npt.NDArray[np.bool_]:
+    def is_continuation(self) -> Bools:
         """[V] pieces that continue a word."""
         return np.array([self.notation.continues(piece) for piece in self.pieces], np.bool_)
 
     @property
-    def text_bytes(self) -> Numbers:
+    def text_bytes(self) -> Ints64:
         """[V] bytes of each piece in a text, in UTF-8, without spaces; none for special tokens."""
         content = self.notation.content
         texts = [b"" if piece in SPECIAL_TOKENS else content(piece) for piece in self.pieces]

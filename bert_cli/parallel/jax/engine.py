@@ -13,17 +13,16 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax import lax
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_cli.arrays import Array, Floats32
 from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.model.bert import named_weights
 from bert_cli.model.heads import Head
 from bert_cli.model.parts import Block
 from bert_cli.parallel.engine import (
-    Array,
     Batch,
     Divisors,
     Engine,
@@ -311,7 +310,7 @@ class JaxEngine(Engine):
             totals[name] = lax.with_sharding_constraint(total, self.update_shardings[name])
         return totals, sums
 
-    def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
+    def forward(self, batch: Batch, request: UpdateRequest) -> Floats32:
         """Return the logits of the micro-batches [M, ...], of all replicas at once."""
         state, columns, _, _ = self._arguments(batch, request, {})
         weights = {name: parts[0] for name, parts in state.items()}

@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 import psutil
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
@@ -32,6 +31,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh as Grid
 from jax.sharding import PartitionSpec
 
+from bert_cli.arrays import Floats64
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import (
     Processes,
@@ -140,10 +140,10 @@ class JaxProcessGroup(ProcessGroup):
             return str(_client().key_value_try_get(f"bert_rank_{rank}"))
         return ""
 
-    def _sum(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _sum(self, numbers: Floats64) -> Floats64:
         # As integers: JAX would round to float32.
         parts = multihost_utils.process_allgather(np.ascontiguousarray(numbers).view(np.uint32))
-        total: npt.NDArray[np.float64] = np.asarray(parts).view(np.float64).sum(0)
+        total: Floats64 = np.asarray(parts).view(np.float64).sum(0)
         return total
 
     @contextmanager

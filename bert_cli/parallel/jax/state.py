@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_cli.parallel.engine import Array
+from bert_cli.arrays import Array
 
 # Pattern of a weight's name -> for each axis of the weight, the axis of the grid that divides it. The first match
 # counts.

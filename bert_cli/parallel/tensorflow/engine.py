@@ -14,15 +14,14 @@ from itertools import islice
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
+from bert_cli.arrays import Array, Floats32
 from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.model.bert import named_weights
 from bert_cli.model.heads import Head
 from bert_cli.optim.optimizer import Optimizer, clip_factor
 from bert_cli.parallel.engine import (
-    Array,
     Batch,
     Divisors,
     Engine,
@@ -210,7 +209,7 @@ class TensorFlowEngine(Engine):
         self.clear_gradients()
         return squared
 
-    def forward(self, batch: Batch, request: UpdateRequest) -> npt.NDArray[np.float32]:
+    def forward(self, batch: Batch, request: UpdateRequest) -> Floats32:
         """Return the logits of the micro-batches [M, ...]; devices work while the host starts the next."""
         rows = range(len(batch["input_ids"]))
         each = len(rows) // len(self.replicas)

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.python.eager import context
 
+from bert_cli.arrays import Floats64
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import (
     Processes,
@@ -141,7 +141,7 @@ class TensorFlowProcessGroup(ProcessGroup):
         except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
             return ""
 
-    def _sum(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _sum(self, numbers: Floats64) -> Floats64:
         which = int(numbers.size > FRAMES[0])
         length = FRAMES[which]
         frames = np.pad(numbers, (0, -numbers.size % length)).reshape(-1, length)

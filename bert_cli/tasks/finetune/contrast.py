@@ -6,14 +6,13 @@ follows has the gradients of the complete batch in the memory of one micro-batch
 texts each, D size of a vector.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import logsumexp, softmax
 
+from bert_cli.arrays import Bools, Floats32, Ints, Ints64
 from bert_cli.parallel.engine import Batch, Engine, UpdateRequest
-from bert_cli.tasks.run.task import Floats
 
 ROWS = 1024  # anchors whose scores are computed at once: 4 kB for each candidate
 
@@ -48,9 +47,7 @@ def add_candidates(
     return {**batch, **columns}
 
 
-def _left_out(
-    texts: npt.NDArray[np.integer[Any]], rows: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
+def _left_out(texts: Ints, rows: Ints64) -> Bools:
     """Return a mask [rows, n * (G - 1)] of the candidates that are not negatives of some of the rows [n, G].
 
     Their text equals the row's anchor or positive.
@@ -99,8 +96,8 @@ def add_gradients(
 
 
 def contrastive_loss(
-    vectors: Floats, texts: npt.NDArray[np.int64], temperature: float
-) -> tuple[Floats, Floats, Floats]:
+    vectors: Floats32, texts: Ints64, temperature: float
+) -> tuple[Floats32, Floats32, Floats32]:
     """Return the InfoNCE loss (van den Oord et al. 2018, equation 4) of vectors [n, G, D].
 
     A row is an anchor, its positive and hard negatives. The scores of an anchor are its cosines, over the temperature,

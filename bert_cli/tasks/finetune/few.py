@@ -9,13 +9,12 @@ function of the other weights. Shapes: n texts, L labels, D hidden size.
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Array, Floats32, Ints64
 from bert_cli.config.finetune import ClassifySettings
-from bert_cli.data.finetune.features import Features, Numbers, PackReader
+from bert_cli.data.finetune.features import Features, PackReader
 from bert_cli.data.finetune.simple import unit_scale
 from bert_cli.data.finetune.tables import Column
 from bert_cli.errors import ConfigError, DataError
@@ -65,7 +64,7 @@ def draw(train: Features, seed: int) -> Features:
     return replace(pairs, labels={"text_numbers": pairs.labels["labels"]})
 
 
-def pairs_of(labels: Column, seed: int) -> Numbers:
+def pairs_of(labels: Column, seed: int) -> Ints64:
     """Return the numbers of texts [2 * PAIRS]: pairs of one label, where the texts come about equally often.
 
     Raises DataError if no label has two texts.
@@ -95,7 +94,7 @@ def fit(source: models.Source, train: Features, weights: Mapping[str, Value]) ->
         weights[f"{MEAN_CLASSIFICATION.name}/classifier/{name}"].assign(value)
 
 
-def regression(vectors: npt.NDArray[Any], labels: Column) -> dict[str, npt.NDArray[np.float32]]:
+def regression(vectors: Array, labels: Column) -> dict[str, Floats32]:
     """Return `kernel` [D, L] and `bias` [L] of logistic regression on vectors [n, D], scaled to the mean square 1."""
     from sklearn.linear_model import LogisticRegression  # takes a second
     from threadpoolctl import threadpool_limits

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Array, Floats32
 from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
 from bert_cli.data.finetune import simple
 from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
@@ -50,7 +50,7 @@ from bert_cli.statistics import Sample
 from bert_cli.tasks.finetune.few import of_pairs
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.opened import Input
-from bert_cli.tasks.run.task import Floats, Logits, Result, Task, half_of
+from bert_cli.tasks.run.task import Logits, Result, Task, half_of
 from bert_cli.tasks.run.vectors import open_vectors
 from bert_cli.text import count
 
@@ -201,7 +201,7 @@ def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits:
 
 
 def _decided(
-    held_out: TextExamples, logits: Floats, stored: Decision | None = None
+    held_out: TextExamples, logits: Floats32, stored: Decision | None = None
 ) -> tuple[Decision, Column]:
     """Return the `stored` decision, or the one that half of the texts choose, and the answers by it."""
     labels = held_out.labels
@@ -381,7 +381,7 @@ def features_of_texts(
     labels = {} if examples.labels is None else {"labels": examples.labels}
     sizes = settings.model_dump(include={"max_seq_length", "doc_stride"})
 
-    def build() -> Mapping[str, npt.NDArray[Any]]:
+    def build() -> Mapping[str, Array]:
         texts = examples.first, examples.second
         features, is_cut = encode_texts(tokenizer, *texts, labels, **sizes)
         return {**features.arrays(), "cut": is_cut.sum()}

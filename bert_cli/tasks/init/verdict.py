@@ -15,6 +15,7 @@ import numpy as np
 from keras import ops
 from scipy.special import logsumexp
 
+from bert_cli.arrays import Floats64
 from bert_cli.config.data import Masking
 from bert_cli.config.init import VerdictSettings
 from bert_cli.data.finetune.features import encode_texts
@@ -27,7 +28,7 @@ from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSONObject, read_json, write_output
 from bert_cli.processes import cpu_count, print_line, print_table
-from bert_cli.statistics import Floats, Sample, Score, difference, identify, sample_of
+from bert_cli.statistics import Sample, Score, difference, identify, sample_of
 from bert_cli.tasks.look.plot import render
 from bert_cli.tasks.run import models, opened
 from bert_cli.tasks.run.start import Folder
@@ -175,7 +176,7 @@ def bits_per_byte(
     return sample_of(identify(range(len(texts))), "ratio", *sums)
 
 
-def _nats(source: models.Source, columns: opened.Columns) -> Floats:
+def _nats(source: models.Source, columns: opened.Columns) -> Floats64:
     """Return -ln of the probability of each masked token [B, P]."""
     opened.one_device()
     model = opened.open_model(source, opened.task_of(source, "fill-mask"))

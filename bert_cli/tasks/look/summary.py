@@ -9,15 +9,14 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Floats64
 from bert_cli.errors import printable
 from bert_cli.files import JSONObject
 from bert_cli.text import format_duration
 from bert_cli.train.history import Run
 from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT
 
-Array = npt.NDArray[np.float64]
 LOSS = "loss"
 ACCURACY = "accuracy"
 # Settings that name or describe a run: they always differ and are not compared.
@@ -25,14 +24,14 @@ NAMES_ONLY = ("save_ckpt_path", "about")
 ABSENT = "not set"
 
 
-def series(run: Run, name: str) -> tuple[Array, Array]:
+def series(run: Run, name: str) -> tuple[Floats64, Floats64]:
     """Return the steps that have a metric, and its values; NaN where it was not finite."""
     values = {step: metrics[name] for step, metrics in run.steps.items() if name in metrics}
     # None becomes NaN.
     return np.array([*values], np.float64), np.array([*values.values()], np.float64)
 
 
-def smoothed(values: Array, window: int) -> Array:
+def smoothed(values: Floats64, window: int) -> Floats64:
     """Return the mean of each value and the `window - 1` values before it; values that are not finite are left out."""
     is_finite = np.isfinite(values)
     sums = np.cumsum(np.where(is_finite, values, 0.0))

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Bools, Floats32, Ints32
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features, by_length, encode_texts, outputs_of
@@ -43,7 +43,6 @@ UNLIMITED = 2**31 - 1
 NONE = "none"
 """The label of a text where the model is not sure enough."""
 Columns = Mapping[str, Any]
-Floats = npt.NDArray[np.float32]
 Row = JSONObject
 
 
@@ -313,7 +312,7 @@ class Predictor:
         """Return the model's outputs for the columns of a batch."""
         return self.model.logits(columns)
 
-    def more_columns(self, input_ids: npt.NDArray[np.int32]) -> Columns:
+    def more_columns(self, input_ids: Ints32) -> Columns:
         """Return the columns of a batch that not every task has."""
         return {}
 
@@ -376,7 +375,7 @@ class Predictor:
                 done = place.done + read * inputs // examples  # an input may be several examples
                 bar.show(f"{done:,} of {total:,} texts", done)
 
-    def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats32, Bools]:
         """Return the outputs [n, ...] of texts or pairs, and a mask [n] of truncated inputs."""
         first = [item.fields["text"] for item in inputs]
         second = [item.fields.get("second", "") for item in inputs]
@@ -387,9 +386,9 @@ class Predictor:
         outputs = self.of_examples(features, [inputs[n].where for n in owner])
         return features.by_text(outputs), is_cut
 
-    def of_examples(self, features: Features, where: Sequence[str]) -> Floats:
+    def of_examples(self, features: Features, where: Sequence[str]) -> Floats32:
         """Return the outputs [n, L] of examples, or [T, L] of their positions; `where` as in `batches`."""
-        outputs: Floats | None = None
+        outputs: Floats32 | None = None
         for numbers, _, (values,) in self.batches(features, where):
             if outputs is None:
                 rows = len(features.tokens) if values.ndim == 3 else len(features)

@@ -16,12 +16,13 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.special import erf, softmax
 
+from bert_cli.arrays import Floats32
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import GATHER, POOL, Head
 from bert_cli.files import file_crc32c
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import INPUTS, Columns, Floats, Opened, head_for, head_of, labels_of
+from bert_cli.tasks.run.opened import INPUTS, Columns, Opened, head_for, head_of, labels_of
 
 FEW = 4
 """Texts that NumPy has answered before TensorFlow is loaded."""
@@ -32,11 +33,11 @@ MADE_FROM = "made_from.txt"
 """Beside a graph that agrees with its model: what the graph was made of, and its precision."""
 ENCODER = ("embeddings.", "encoder.layer.")
 HEADS = ("pooler.", "cls.", "qa_outputs.", "classifier.")
-Graph = Callable[[Mapping[str, Any]], dict[str, Floats]]
+Graph = Callable[[Mapping[str, Any]], dict[str, Floats32]]
 """transformers' inputs [B, S] by name -> its outputs."""
 
 
-def _top_k(values: Floats, number: int) -> tuple[Floats, Any]:
+def _top_k(values: Floats32, number: int) -> tuple[Floats32, Any]:
     best = np.argsort(-values, axis=-1, kind="stable")[..., :number]
     return np.take_along_axis(values, best, -1), best
 
@@ -76,7 +77,7 @@ class Bert:
     """BERT with a head, for equal numbers of tokens or a few texts."""
 
     config: BertConfig
-    weights: Mapping[str, Floats]
+    weights: Mapping[str, Floats32]
     head: Head | None
 
     def __call__(self, columns: Columns) -> Any:
@@ -94,7 +95,7 @@ class Bert:
             hidden = np.tanh(self._product(hidden[:, 0], "pooler.dense"))
         return self._product(hidden, next(iter(self.head.hf_names.values())))
 
-    def _encode(self, columns: Columns) -> Floats:
+    def _encode(self, columns: Columns) -> Floats32:
         ids = columns["input_ids"]
         tables = {
             "word": ids,
@@ -114,7 +115,7 @@ class Bert:
             hidden_BSD = self._norm(hidden_BSD + output_BSD, f"{layer}.output")
         return hidden_BSD
 
-    def _attention(self, hidden_BSD: Floats, is_padding_B11S: Any, part: str) -> Floats:
+    def _attention(self, hidden_BSD: Floats32, is_padding_B11S: Any, part: str) -> Floats32:
         shape = (*hidden_BSD.shape[:2], self.config.num_attention_heads, -1)
         query_BNSH, key_BNSH, value_BNSH = (
             self._product(hidden_BSD, f"{part}.{name}").reshape(shape).swapaxes(1, 2)
@@ -126,17 +127,17 @@ class Bert:
         mixed_BNSH = softmax(scores_BNSS, -1) @ value_BNSH
         return mixed_BNSH.swapaxes(1, 2).reshape(hidden_BSD.shape)
 
-    def _product(self, inputs: Floats, name: str) -> Floats:
+    def _product(self, inputs: Floats32, name: str) -> Floats32:
         return inputs @ self.weights[f"{name}.weight"].T + self.weights[f"{name}.bias"]
 
-    def _norm(self, inputs: Floats, name: str) -> Floats:
+    def _norm(self, inputs: Floats32, name: str) -> Floats32:
         centred = inputs - inputs.mean(-1, keepdims=True)
         variance = np.square(centred).mean(-1, keepdims=True)
         scale, shift = (self.weights[f"{name}.LayerNorm.{part}"] for part in ("weight", "bias"))
         return centred / np.sqrt(variance + np.float32(self.config.layer_norm_eps)) * scale + shift
 
 
-def _gelu(inputs: Floats) -> Floats:
+def _gelu(inputs: Floats32) -> Floats32:
     return inputs * (1 + erf(inputs / np.float32(2**0.5))) / 2
 
 
@@ -179,7 +180,7 @@ def run_graph(path: Path) -> Graph:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [of.name for of in session.get_outputs()]
 
-    def run(columns: Mapping[str, Any]) -> dict[str, Floats]:
+    def run(columns: Mapping[str, Any]) -> dict[str, Floats32]:
         inputs = {of.name: columns[of.name].astype(np.int64) for of in session.get_inputs()}
         return dict(zip(names, session.run(names, inputs), strict=True))
 
@@ -212,7 +213,7 @@ def made_of(source: models.Source) -> str:
     return f"{file_crc32c(source.weights)} {source.temperature}"
 
 
-def _outputs(run: Graph, columns: Columns) -> Floats:
+def _outputs(run: Graph, columns: Columns) -> Floats32:
     outputs = run({name: columns[of] for name, of in INPUTS.items()})
     if "start_logits" in outputs:
         return np.stack([outputs["start_logits"], outputs["end_logits"]], -1)

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Bools, Floats32
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, outputs_of
 from bert_cli.data.finetune.labels import Decision
 from bert_cli.data.random import chooses
@@ -23,8 +23,7 @@ from bert_cli.statistics import Examples, Sample, Score, describe, difference, i
 from bert_cli.train import card, scores
 from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError
 
-Floats = npt.NDArray[np.float32]
-Logits = Mapping[str, Floats]
+Logits = Mapping[str, Floats32]
 """Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
 SAME = ", chosen on the same examples"
 
@@ -67,9 +66,9 @@ class Result:
         return replace(self, samples=samples)
 
 
-def half_of(examples: Examples, *, choosing: bool) -> npt.NDArray[np.bool_]:
+def half_of(examples: Examples, *, choosing: bool) -> Bools:
     """Return a mask [n] of the half of the groups that chooses, or of the other half; a single group is both."""
-    rows: npt.NDArray[np.bool_] = chooses(examples.groups) == choosing
+    rows: Bools = chooses(examples.groups) == choosing
     return rows if rows.any() else ~rows
 
 
@@ -163,10 +162,10 @@ class Scorer:
         """Return the result of the current weights."""
         return self.task.evaluate(self.logits(engine, self.task.development))
 
-    def logits(self, engine: Engine, sets: Mapping[str, Features]) -> dict[str, Floats]:
+    def logits(self, engine: Engine, sets: Mapping[str, Features]) -> dict[str, Floats32]:
         """Return the logits of all examples of some sets. DeviceError for values that are not finite."""
         engine.gather_weights()
-        logits: dict[str, Floats] = {}
+        logits: dict[str, Floats32] = {}
         for name, features in sets.items():
             values = self._predict(engine, features)
             if not np.isfinite(values).all():
@@ -176,7 +175,7 @@ class Scorer:
             logits[name] = values if self.order is None else values[:, self.order]
         return logits
 
-    def _predict(self, engine: Engine, features: Features) -> Floats:
+    def _predict(self, engine: Engine, features: Features) -> Floats32:
         """Return logits [n, labels], or per position [T, labels]; each process takes every count-th batch."""
         group = engine.group
         is_per_position = self.work.head.is_per_position
@@ -186,7 +185,7 @@ class Scorer:
         shape = size, self.work.max_seq_length
         batches = by_length(features, size)
 
-        def predict(batch: Batch) -> list[Floats]:
+        def predict(batch: Batch) -> list[Floats32]:
             return [engine.predict(batch)]
 
         for first in range(0, len(batches), group.world_size):

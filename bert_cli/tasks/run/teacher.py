@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_cli.arrays import Floats32
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.finetune import Distillation
 from bert_cli.config.use import PredictSettings
@@ -27,7 +28,7 @@ from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models
 from bert_cli.tasks.run.opened import Input, Predictor, labels_of, open_model, task_of
-from bert_cli.tasks.run.task import Floats, Task
+from bert_cli.tasks.run.task import Task
 from bert_cli.tasks.run.vectors import BATCH, Embedding, open_vectors
 from bert_cli.text import count
 from bert_cli.train.loop import Step
@@ -121,7 +122,7 @@ def label_order(source: models.Source, names: Sequence[str] | None) -> list[int]
 
 def _logits(
     work: Workload, source: models.Source, tokenizer: TextTokenizer, examples: Features
-) -> dict[str, Floats]:
+) -> dict[str, Floats32]:
     """Return the teacher's `logits` [n, L], or [T, L] of positions."""
     print_line(f"teacher: reads {len(examples):,} examples")
     reading = PredictSettings(model=str(source.folder), batch_size=BATCH)
@@ -160,7 +161,7 @@ def _vectors_of(
     cache_dir: Path | None,
     teacher: str,
     group: ProcessGroup,
-) -> Floats:
+) -> Floats32:
     """Return the vector [n, D] of each text; each process caches the vectors that it computes."""
     parts = _parts_of(texts)
     rows = {text: row for row, text in enumerate(chain.from_iterable(parts))}
@@ -190,11 +191,11 @@ def _parts_of(texts: Sequence[str]) -> list[list[str]]:
     return [parts[number] for number in sorted(parts)]
 
 
-def _vectors(predictor: Embedding, inputs: Sequence[Input]) -> dict[str, Floats]:
+def _vectors(predictor: Embedding, inputs: Sequence[Input]) -> dict[str, Floats32]:
     return {"vectors": predictor.of_texts(inputs)[0]}
 
 
-def _resized(vectors: Floats, size: int) -> Floats:
+def _resized(vectors: Floats32, size: int) -> Floats32:
     """Return vectors [n, size]: longer ones on their first principal axes, shorter ones followed by zeros."""
     if size < vectors.shape[1]:
         # Axes through the origin, so that inner products change least.

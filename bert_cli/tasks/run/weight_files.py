@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel
 
+from bert_cli.arrays import Array
 from bert_cli.errors import CheckpointError, needs_extra
 from bert_cli.files import read_json
 from bert_cli.model import tensorflow_names
 from bert_cli.processes import quiet_imports
 from bert_cli.train import checkpoint
 
-Tensors = Mapping[str, npt.NDArray[Any]]
+Tensors = Mapping[str, Array]
 TORCH = "pytorch_model.bin"
 FILES = (checkpoint.MODEL, f"{checkpoint.MODEL}.index.json", TORCH, f"{TORCH}.index.json")
 """Weight files in a Hugging Face folder; the first existing file is read, as in transformers."""

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+from bert_cli.arrays import Floats32
 from bert_cli.data.finetune.embeddings import read_embedding, read_prompts
 from bert_cli.data.search import index
-from bert_cli.data.search.index import TO_ITS_END, Floats, Half, Index
+from bert_cli.data.search.index import TO_ITS_END, Half, Index
 from bert_cli.data.tokens.tokenizer import FILES
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.files import file_crc32c, json_crc32c
@@ -61,15 +62,15 @@ class Model:
             raise CheckpointError(f"model ({self.name})", problem, "start the command again")
         return vectors
 
-    def __call__(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Floats:
+    def __call__(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Floats32:
         """Return the vectors [n, D] of passages, of length 1; they are n of the total, after those that are done."""
         return self._of([self._before_text + text for text in texts], done, total)
 
-    def of_questions(self, texts: Sequence[str]) -> Floats:
+    def of_questions(self, texts: Sequence[str]) -> Floats32:
         """Return the vectors [n, D] of questions, of length 1."""
         return self._of([self._before_question + text for text in texts])
 
-    def _of(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Floats:
+    def _of(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Floats32:
         predictor = self._for_few if len(texts) <= runtimes.FEW else self._predictor
         predictor.place.move(done, len(texts), total)
         return predictor.of_texts([Input("text", {"text": text}) for text in texts])[0]

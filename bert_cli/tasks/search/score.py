@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from bert_cli.arrays import Floats32, Floats64, Ints64
 from bert_cli.config.search import SearchScoreSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.label_cells import label_of
@@ -20,7 +20,6 @@ from bert_cli.data.random import chooses
 from bert_cli.data.search import words
 from bert_cli.data.search.database import report_damage
 from bert_cli.data.search.index import (
-    Floats,
     Index,
     best_of,
     combined,
@@ -36,7 +35,6 @@ DEPTH = 10  # of nDCG and recall
 WEIGHTS = tuple(step / 10 for step in range(11))  # of the meaning; 0 is words alone
 AT_ONCE = 256  # questions that are embedded together
 MIN_DOCUMENTS = 10  # of each half
-Scores = npt.NDArray[np.float64]
 
 
 def run(settings: SearchScoreSettings) -> None:
@@ -93,7 +91,7 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
     return relevant
 
 
-def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Scores:
+def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Floats64:
     """Return nDCG@10, recall@10 and the reciprocal rank of each question and weight [n, W, 3].
 
     Without vectors W is 1: words alone.
@@ -107,7 +105,7 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Scores:
         for question, meaning in zip(asked, meanings, strict=True):
             lexical = index.by_words(question)
             # A passage without a word of the question is not found by words.
-            halves: list[Floats] = [np.where(lexical > 0, lexical, -np.inf).astype(np.float32)]
+            halves: list[Floats32] = [np.where(lexical > 0, lexical, -np.inf).astype(np.float32)]
             if meaning is not None:
                 halves += [combined(lexical, meaning, weight) for weight in WEIGHTS[1:-1]]
                 halves.append(meaning)
@@ -121,7 +119,7 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Scores:
     return np.array(rows)
 
 
-def metrics_of(scores: Floats, relevant: set[int]) -> tuple[float, float, float]:
+def metrics_of(scores: Floats32, relevant: set[int]) -> tuple[float, float, float]:
     """Return nDCG@10, recall@10 and the reciprocal rank of the scores of documents [M]; -inf is not found."""
     best = [n for n in best_of(scores, DEPTH) if scores[n] > -np.inf]
     is_right = np.isin(best, list(relevant))
@@ -132,7 +130,7 @@ def metrics_of(scores: Floats, relevant: set[int]) -> tuple[float, float, float]
     return float(gain), float(is_right.sum() / len(relevant)), float(reciprocal)
 
 
-def choose_weight(index: Index, gains: Scores, groups: npt.NDArray[np.int64]) -> str:
+def choose_weight(index: Index, gains: Floats64, groups: Ints64) -> str:
     """Record the weight that half of the documents choose, if the others confirm it; return the evidence.
 
     `gains` has the nDCG of each question and weight [n, W], `groups` the document of each question.

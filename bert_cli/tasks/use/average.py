@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_cli.arrays import Array
 from bert_cli.config.use import AverageSettings
 from bert_cli.data.finetune.labels import DECISION
 from bert_cli.errors import CheckpointError, ConfigError
@@ -21,7 +22,6 @@ from bert_cli.tasks.use import evaluate
 from bert_cli.text import count
 from bert_cli.train import card, checkpoint, history
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS
-from bert_cli.train.loop import Array
 
 
 def run(settings: AverageSettings) -> None:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
+from bert_cli.arrays import Floats32, Ints32
 from bert_cli.config.use import ExportSettings
 from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.facts.architectures import ARCHITECTURES
@@ -38,7 +38,7 @@ from bert_cli.tasks.run.runtimes import GRAPH, MADE_FROM, made_of, run_graph
 from bert_cli.tasks.use import export_card, int8, static
 from bert_cli.train import checkpoint
 
-Outputs = dict[str, npt.NDArray[np.float32]]
+Outputs = dict[str, Floats32]
 Predict = Callable[[Mapping[str, Any]], Outputs]
 """`INPUTS` [B, S] int32 by name -> outputs by name."""
 LARGEST_DIFFERENCE = 1e-4
@@ -145,7 +145,7 @@ def _compare(served: "Served", exported: Predict, where: str) -> float:
 
 def _synthetic_batches(
     config: BertConfig, shapes: Iterable[tuple[int, int]]
-) -> Iterator[dict[str, npt.NDArray[np.int32]]]:
+) -> Iterator[dict[str, Ints32]]:
     """Yield columns of random token ids, for each number of examples and positions."""
     draw = np.random.default_rng(0)
     for examples, length in shapes:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import spearmanr
 
+from bert_cli.arrays import Array, Floats32, Ints32
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import by_length, encode_texts
@@ -35,8 +35,8 @@ MAX_TOKENS = 512
 """Tokens of a text that are compared: the first."""
 BATCH = 8
 """Examples that are compared at once: the logits of a vocabulary of 30,522 take 63 MB for an example of 512 tokens."""
-Columns = Mapping[str, npt.NDArray[np.int32]]
-Outputs = Mapping[str, npt.NDArray[np.float32]]
+Columns = Mapping[str, Ints32]
+Outputs = Mapping[str, Floats32]
 
 
 def quantize(path: Path) -> None:
@@ -90,9 +90,7 @@ def read_batches(texts: Sequence[Input], model: Opened, task: str) -> Iterator[C
         yield {name: batch[INPUTS[name]] for name in inputs}
 
 
-def largest_difference(
-    first: npt.NDArray[np.float32], second: npt.NDArray[np.float32], mask: npt.NDArray[np.int32]
-) -> float:
+def largest_difference(first: Floats32, second: Floats32, mask: Ints32) -> float:
     """Return the largest difference of an output, without padding where the output is one of positions [B, S, ...]."""
     differences = np.abs(first - second)
     # Padding that reads nothing but padding has no defined output.
@@ -140,7 +138,7 @@ def compare(
     return sentence, agreement >= LEAST_AGREEMENT
 
 
-def _answers(model: Opened, outputs: Outputs, columns: Columns) -> npt.NDArray[Any]:
+def _answers(model: Opened, outputs: Outputs, columns: Columns) -> Array:
     """Return the predictions of a batch: integers, scores [B] or vectors [B, D] in float32."""
     is_real = columns["attention_mask"] > 0
     if (hidden_BSD := outputs.get("last_hidden_state")) is not None:
@@ -160,7 +158,7 @@ def _answers(model: Opened, outputs: Outputs, columns: Columns) -> npt.NDArray[A
     return best[is_real] if best.ndim == 2 else best
 
 
-def similarities(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def similarities(vectors: Floats32) -> Floats32:
     """Return the cosines of all pairs of vectors [n, D]."""
     units = embeddings.unit_vectors(vectors)
     return (units @ units.T)[np.triu_indices(len(units), 1)]

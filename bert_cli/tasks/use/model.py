@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from bert_cli.arrays import Floats32
 from bert_cli.config.use import PredictSettings
 from bert_cli.errors import ConfigError
 from bert_cli.processes import print_error
 from bert_cli.settings.markers import Engine
-from bert_cli.tasks.run.opened import Floats, Input, Predictor, Row
+from bert_cli.tasks.run.opened import Input, Predictor, Row
 from bert_cli.tasks.use.predict import build, check_input, input_of, prepare, warn_of_single_texts
 from bert_cli.text import count
 
@@ -36,7 +37,7 @@ class Model:
         """The task that the model was trained for, as `bert predict --task` names it."""
         self._predictors = {self.task: build(prediction)}
 
-    def embed(self, texts: Sequence[str]) -> Floats:
+    def embed(self, texts: Sequence[str]) -> Floats32:
         """Return the vectors [n, D] of texts. Every model has some; those of `bert embed` are made to be compared."""
         rows = self._of_texts("embed", texts)
         return np.array([row["embedding"] for row in rows], np.float32)

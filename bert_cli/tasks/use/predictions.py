@@ -9,9 +9,9 @@ from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import expit, softmax
 
+from bert_cli.arrays import Ints32
 from bert_cli.config.finetune import (
     ANSWER_LENGTH,
     DOC_STRIDE,
@@ -54,7 +54,7 @@ class FillMask(Predictor):
         best = min(self.settings.top, size)
         return ops.top_k(ops.softmax(logits_BPV)[:, :, :size], best)
 
-    def more_columns(self, input_ids: npt.NDArray[np.int32]) -> Columns:
+    def more_columns(self, input_ids: Ints32) -> Columns:
         """Return the positions of the masks."""
         is_mask = input_ids == self.tokenizer.special.mask
         # Masks come first; in a row with fewer masks, other positions follow.

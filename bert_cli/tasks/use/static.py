@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import spearmanr
 
+from bert_cli.arrays import Floats32
 from bert_cli.config.use import ExportSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features, encode_texts
@@ -21,7 +22,7 @@ from bert_cli.files import atomic_folder
 from bert_cli.processes import print_line
 from bert_cli.settings.settings import is_set
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import Floats, Input
+from bert_cli.tasks.run.opened import Input
 from bert_cli.tasks.run.vectors import Embedding, check_dimensions, open_vectors
 from bert_cli.tasks.use import export_card, int8
 from bert_cli.train import card, checkpoint
@@ -83,7 +84,7 @@ def run(settings: ExportSettings) -> None:
     print_line(f"export: {settings.out}, {table.nbytes / 1e6:.1f} MB; {described}")
 
 
-def piece_vectors(predictor: Embedding, size: int) -> Floats:
+def piece_vectors(predictor: Embedding, size: int) -> Floats32:
     """Return the weighted vectors [V, d] of all pieces; the vectors of special tokens are 0."""
     from sklearn.decomposition import PCA
 
@@ -105,7 +106,7 @@ def piece_vectors(predictor: Embedding, size: int) -> Floats:
     return (table * (FREQUENT / (FREQUENT + frequencies))[:, None]).astype(np.float32)
 
 
-def _compare(texts: Sequence[Input], predictor: Embedding, table: Floats) -> str:
+def _compare(texts: Sequence[Input], predictor: Embedding, table: Floats32) -> str:
     """Return a sentence on the rank correlation of the texts' similarities by the model and by the static vectors."""
     expected, _ = predictor.of_texts(texts)
     words = [item.fields["text"] for item in texts]
