@@ -24,7 +24,7 @@ SLOW_TIMEOUT = 1500
 
 LONGEST_FIRST = (
     "pretrain", "damage", "serve", "layouts", "export", "finetune", "engine", "task_commands", "extract",
-    "model", "dask_backend", "update", "scaling", "streams", "modernbert", "calibrated", "search", "windows",
+    "model", "dask_backend", "update", "scaling", "modernbert", "calibrated", "search", "windows",
     "embed_teacher", "start", "several_labels", "processes", "corpora", "jax_mesh", "few", "card",
     "beside_pytorch", "schedules", "embed", "average", "runtimes", "byte_level_model", "wrapping", "init", "bench",
     "data", "launch", "slurm", "trackers", "documents", "embed_loss", "mistakes", "runner", "preprocess", "duplicates",
@@ -34,8 +34,8 @@ LONGEST_FIRST = (
 
 SLOW_FIRST = (
     "slurm_cluster", "docs", "processes", "layouts", "pretrain", "export", "init",
-    "wheel", "plan_command", "scaling", "streams", "finetune", "schedules", "several_labels",
-    "embed", "serve", "beside_pytorch", "windows", "embed_teacher", "jax_mesh",
+    "wheel", "plan_command", "scaling", "finetune", "schedules", "several_labels",
+    "contract", "embed", "serve", "beside_pytorch", "windows", "jax_mesh",
     "modernbert_commands", "adapt",
 )  # fmt: skip
 """Files that take half a minute or more with `--slow`: one that began late would keep a worker busy alone."""

@@ -1,9 +1,5 @@
 """The loss in chunks of the vocabulary and its gradients equal those of the complete scores."""
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -79,32 +75,3 @@ def test_the_heads_with_chunks_are_the_heads(tiny):
         loss, sums = heads(hidden, columns, counts_of(columns), None)
         losses[chunks] = [float(loss), *(float(value) for value in sums.values())]
     np.testing.assert_allclose(losses[4], losses[1], rtol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.tensorflow
-def test_the_memory_of_all_scores_is_never_allocated():
-    """Chunks that were computed at the same time would need it, which the graph does not show."""
-    rows, width, words = 6144, 64, 20_000
-    code = """
-import json, sys
-sys.path[:0] = ["tests", "tests/model"]
-from test_chunked_loss import tf, with_gradients
-rows, width, words = json.loads(sys.argv[1])
-def peak():
-    text = open("/proc/self/status").read()
-    return 1024 * int(next(row.split()[1] for row in text.splitlines() if row.startswith("VmHWM")))
-def run(chunks, rows):
-    step = with_gradients(chunks, tf.zeros([rows], tf.int32), tf.ones([rows]), True)
-    step(tf.ones([rows, width]), tf.ones([words, width]), tf.zeros([words]))
-run(10, 8)  # what the libraries take once, which depends on the processor
-before = peak()
-for chunks in (10, 0):
-    run(chunks, rows)
-    print(peak() - before)
-"""
-    words_of = [sys.executable, "-c", code, json.dumps([rows, width, words])]
-    done = subprocess.run(words_of, capture_output=True, text=True, check=True)
-    chunked, complete = map(int, done.stdout.split()[-2:])
-    assert complete > 4 * rows * words
-    assert chunked < 4 * rows * words / 2

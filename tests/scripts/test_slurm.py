@@ -12,8 +12,6 @@ import pytest
 from support.command_lines import JOBS, ROOT, load_command
 from support.processes import wait_for
 
-from bert_cli.cli import main
-
 FILES = sorted(JOBS.iterdir())
 # The form of the options of sbatch that the files may use.
 OPTIONS = re.compile(
@@ -222,21 +220,6 @@ def submit_task(submit, tmp_path):
 
     yield start
     assert not list(tmp_path.glob("dask-*.json"))
-
-
-@pytest.mark.slow
-def test_the_tasks_of_an_array_prepare_data_together_and_all_end(submit_task, sentences, tmp_path):
-    words = tokenize(sentences, tmp_path / "out")
-    (tmp_path / "dask-4700.json").write_text("")  # left by an earlier start of the first task
-    tasks = [submit_task(number, *words) for number in (2, 0, 1)]
-    for task in tasks:
-        assert task.wait() == 0, task.log()
-    assert "Start worker at" in tasks[0].log() and "tokenize: " in tasks[1].log()
-    assert main(tokenize(sentences, tmp_path / "here")) == 0
-    made = sorted((tmp_path / "here").glob("*.tfrecord"))
-    assert len(made) == 6
-    for path in made:
-        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
 
 
 def test_a_step_that_is_absent_or_fails_ends_its_array_with_the_steps_code(submit_task, tmp_path):

@@ -12,16 +12,6 @@ from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 FLAGS = ["--max-seq-length", "32", "--optimizer-opts.learning-rate.max-learning-rate", "0.001"]
-LAYOUTS = {
-    "2 replicas": ["--global-batch.replicas", "2"],
-    "2 processes": ["--global-batch.replicas", "2"],
-    "mixed_float16": ["--precision", "mixed_float16", "--optimizer-opts.loss-scaling", "1024"],
-    "a pipeline, recomputed": [
-        "--parallel.pipeline-stages", '[["emb","hid"],["hid","mean_pool","embed_head"]]',
-        "--parallel.pipeline-device-mapping", "[0,1]", "--parallel.recompute",
-    ],
-    "jax, 2 replicas": ["--engine", "jax", "--global-batch.replicas", "2"],
-}  # fmt: skip
 
 
 def write_home(home: Path) -> Path:

@@ -14,7 +14,6 @@ from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.formats import parse_dynamic, parse_static
 from bert_cli.data.text import preprocess
-from bert_cli.errors import ConfigError
 
 WORDS = [a + b for a in ("ba", "ke", "lo", "mi", "nu") for b in ("ra", "si", "to", "va", "zu")]
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]
@@ -115,13 +114,6 @@ def test_a_warning_names_lines_that_are_too_long_for_pairs(tmp_path, pieces, cap
     assert f"a pair has {mean:.0f} tokens before truncation" in printed
     remedy = "run `bert preprocess` into another folder with --sentence-splitter sentencex and the "
     assert f"because lines are long; if they have several sentences, {remedy}" in printed
-
-
-def test_a_setting_without_effect_is_rejected(tmp_path):
-    source = write(tmp_path / "a", documents())
-    with pytest.raises(ConfigError, match="--text-field: has no effect"):
-        split(source, tmp_path / "out", text_field="body")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture

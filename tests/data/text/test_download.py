@@ -1,17 +1,12 @@
 """Downloading: a real server that misbehaves in every way a real one does."""
 
 import hashlib
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from support.bert import ROOT
-from support.processes import wait_for
 
 from bert_cli.config.data import DownloadSettings
 from bert_cli.data.io.inputs import find_files
@@ -242,28 +237,6 @@ def test_a_server_that_cannot_be_reached_is_an_error_after_some_attempts(
     with pytest.raises(DataError, match=r"\(http://127.0.0.1:9/xxwiki/.*check the network"):
         fetch(server, tmp_path)
     assert capsys.readouterr().err.count("download: 127.0.0.1:9: ") == 4
-
-
-def test_a_download_killed_by_signal_9_continues_where_it_was(server, tmp_path):
-    server.seconds_per_block = 0.05
-    out = tmp_path / "out"
-    program = (
-        "from bert_cli.config.data import DownloadSettings as S\n"
-        "from bert_cli.data.text import download\n"
-        f"download.SERVER = {server.address!r}\n"
-        f"download.run(S(out={str(out)!r}, language='xx'))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
-        part = out / PART
-        wait_for(lambda: part.exists() and part.stat().st_size > 200_000)
-        process.kill()
-    had = part.stat().st_size
-    assert visible(out) == [PART]
-    server.seconds_per_block = 0.0
-    fetch(server, out)
-    assert_fetched(out)
-    assert server.dump_requests[-1]["Range"] == f"bytes={had}-"
 
 
 def test_the_sample_is_copied_and_needs_no_network(tmp_path):

@@ -298,6 +298,7 @@ def test_an_extension_has_the_most_frequent_pieces_that_the_text_needs(tmp_path,
     def new_pieces(name: str, lines: Sequence[str], size: str, frequency: int) -> Sequence[str]:
         monkeypatch.setattr(vocab, "MIN_FREQUENCY", frequency)
         out = train(tmp_path, name, size, lines, extend=str(base))
+        assert (out / "vocab.txt").read_bytes().startswith((base / "vocab.txt").read_bytes())
         return found(out).pieces[len(found(base).pieces) :]
 
     words = ["zebu", "yak", "ibex", "kudu", "okapi", "gaur", "oryx", "tapir"]
@@ -306,6 +307,7 @@ def test_an_extension_has_the_most_frequent_pieces_that_the_text_needs(tmp_path,
     lines = ["zebra"] * 6 + ["zest"] * 3
     assert list(new_pieces("often", lines, "+20", 4)) == ["zebra"]
     assert list(new_pieces("seldom", lines, "+20", 2)) == ["zebra", "zest"]
+    assert list(new_pieces("none", lines, "+0", 2)) == []
 
 
 def test_the_same_text_gives_the_same_bytes_in_another_process(tmp_path):

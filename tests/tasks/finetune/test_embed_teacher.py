@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.hf_models import change_weights
-from support.runs import continues_bit_for_bit
 from support.threads import on_each_rank
-from support.tiny_models import OTHERS, TINY, metrics_of
+from support.tiny_models import OTHERS, TINY
 from support.vectors import write_pooling, write_teachers
 
 from bert_cli.config.embed import EmbedSettings
@@ -116,25 +115,3 @@ def test_vectors_are_computed_again_after_a_change_of_the_teacher(change, teache
     assert len(list(tmp_path.glob("*.npz"))) == (1 if is_equal else 2)
     assert (parts[0].fingerprint == parts[1].fingerprint) == is_equal
     assert np.array_equal(*(part.labels["teacher_vectors"] for part in parts)) == is_equal
-
-
-@pytest.mark.slow
-def test_a_run_learns_the_vectors_of_a_teacher_in_any_layout_and_continues(
-    teachers, tmp_path, train_pairs
-):
-    words = ["--distillation.teacher", str(teachers / "wide"), "--total-num-train-samples", "64"]
-    words += ["--text-column", "anchor", "--text-column", "positive"]
-    words += ["--checkpoint-every-steps", "2"]
-
-    def train(run, **more):
-        return train_pairs(run, *words, **more)
-
-    assert train(tmp_path / "run") == 0
-    expected = metrics_of(tmp_path / "run")
-    assert "accuracy" not in expected[0] and expected[-1]["loss"] < expected[0]["loss"]
-    continues_bit_for_bit(tmp_path / "run", train, 2)
-    for name in ("2 replicas", "a pipeline, recomputed", "jax, 2 replicas"):
-        assert train(tmp_path / name, layout=name) == 0
-        for mine, other in zip(metrics_of(tmp_path / name), expected, strict=True):
-            for metric in ("loss", "gradient_norm", "weight_norm"):
-                assert mine[metric] == pytest.approx(other[metric], rel=1e-5), (name, metric)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from support.hf_models import change_weights
 from support.metrics import printed_scores, scores_of
-from support.runs import assert_same_end, continues_bit_for_bit, last_line, lines_of
-from support.tiny_models import metrics_of, write_base
+from support.runs import assert_same_end, last_line, lines_of
+from support.tiny_models import write_base
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
@@ -309,30 +309,6 @@ def test_a_run_whose_gradients_were_never_finite_has_no_result(base, tmp_path, c
 
 
 # --- distillation
-
-
-@pytest.mark.slow
-def test_a_run_learns_from_a_teacher_in_any_layout_and_continues(
-    base, trained, tmp_path, capsys, is_equal_in_every_layout
-):
-    teacher = ["--distillation.teacher", str(trained), "--distillation.temperature", "3"]
-    teacher += ["--distillation.unlabelled-file", str(base / "dev.csv")]
-    words = arguments(base, tmp_path / "student", *teacher, "--checkpoint-every-steps", "2")
-    words += ["--num-epochs", "0.5", "--keep-checkpoints", "9", "--cache-dir", "null"]
-    assert main(words) == 0
-    printed = capsys.readouterr().out
-    assert "learns from the outputs of" in printed and "teacher: reads 61 examples" in printed
-    student = metrics_of(tmp_path / "student")
-    continues_bit_for_bit(
-        tmp_path / "student", lambda run: main([*words, "--save-ckpt-path", str(run)]), 2
-    )
-    is_equal_in_every_layout(words, tmp_path / "student")
-    assert main(arguments(base, tmp_path / "alone", "--num-epochs", "0.5")) == 0
-    assert metrics_of(tmp_path / "alone")[0]["loss"] != student[0]["loss"]
-    # Another temperature is another run.
-    capsys.readouterr()
-    assert main([*words, "--distillation.temperature", "2"]) == 4
-    assert "temperature 3.0" in capsys.readouterr().err
 
 
 def taught(base, teacher, file="train", more=None, **distillation):

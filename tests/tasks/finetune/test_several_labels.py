@@ -8,8 +8,8 @@ from scipy.special import expit
 from sklearn.metrics import f1_score
 from support.hf_models import need
 from support.metrics import printed_scores, scores_of
-from support.runs import continues_bit_for_bit, last_line, lines_of
-from support.tiny_models import OTHERS, TINY, metrics_of, write_model
+from support.runs import last_line, lines_of
+from support.tiny_models import OTHERS, TINY, write_model
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
@@ -154,28 +154,6 @@ def test_onnx_runtime_has_the_probabilities_of_bert_predict(
     else:
         equal = float(said.partition("fraction of equal predictions ")[2].partition(",")[0])
         assert equal == pytest.approx((has == wanted).mean(), abs=0.02) and equal >= 0.98
-
-
-@pytest.mark.slow
-def test_weighted_labels_and_windows_give_the_same_run_in_every_layout_engine_and_after_a_stop(
-    base, tmp_path, capsys, is_equal_in_every_layout
-):
-    more = ["--max-seq-length", 8, "--doc-stride", 4, "--num-epochs", "0.5"]
-    more += ["--checkpoint-every-steps", "4", "--keep-checkpoints", "9"]
-    without = arguments(base, tmp_path / "run", *more, file="rare.jsonl")
-    words = [*without, "--class-weights", "balanced"]
-    assert main(words) == 0
-    continues_bit_for_bit(
-        tmp_path / "run", lambda run: main([*words, "--save-ckpt-path", str(run)]), 4
-    )
-    is_equal_in_every_layout(words, tmp_path / "run", within=1e-4)
-    capsys.readouterr()
-    assert main(without) == 4
-    assert "class_weights was balanced, is None" in capsys.readouterr().err
-    assert main([*without, "--save-ckpt-path", str(tmp_path / "plain")]) == 0
-    # A step without a rare label has the same loss.
-    losses = [[row["loss"] for row in metrics_of(tmp_path / name)] for name in ("plain", "run")]
-    assert losses[0] != losses[1]
 
 
 def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, tmp_path, capsys):
