@@ -58,8 +58,11 @@ def run(settings: InitSettings) -> None:
     field = settings.text_field
     reading = files.Reading(form, field, settings.documents, line_breaks="auto")
     parts, _ = open_text(settings.input, settings.out, reading, settings.model_fields_set)
-    model, vocabulary = find_start(settings.start) if settings.start else (None, None)
-    if settings.goal == "search" and model and not model.is_for_sentences:
+    is_search = settings.goal == "search"
+    model = vocabulary = None
+    if settings.start:
+        model, vocabulary = find_start(settings.start, needs_vocabulary=not is_search)
+    if is_search and model and not model.is_for_sentences:
         remedy = "use one that was, such as --from sentence-transformers/all-MiniLM-L6-v2"
         raise ConfigError(f"from (--from {model.name})", "was not trained to compare texts", remedy)
     report_joined_lines("init", parts, reading)
@@ -68,7 +71,7 @@ def run(settings: InitSettings) -> None:
     if "documents" not in settings.model_fields_set:
         suggest_files_as_documents("init", parts, reading)
     chosen = None
-    if settings.goal != "search":
+    if not is_search:
         print_line("init: timing this machine, about a minute, longer if it is busy")
         machine, described = measure(settings, facts, model)
         print_line(f"init: {described}")
@@ -187,21 +190,33 @@ def commands(chosen: Recipe, goal: str, language: str, sentence: str) -> list[st
     return [*lines, "# is the model better than its start?", f"bert verdict {out}"]
 
 
-def find_start(name: str) -> tuple[Start, Vocabulary]:
-    """Return the model to start from, and its vocabulary. Raises CheckpointError if it is absent or not supported."""
+def find_start(name: str, *, needs_vocabulary: bool) -> tuple[Start, Vocabulary | None]:
+    """Return the model to start from, and its vocabulary, or None where none is needed and records cannot be made.
+
+    Raises CheckpointError if the model is absent or not supported, ConfigError for a vocabulary that is needed.
+    """
     with quiet_imports():
         from bert_cli.tasks.run import models  # loads TensorFlow
     source = models.find_source(name, "--from")
     path = Path(name)
     is_here = path.exists() or (path.parent != Path() and path.parent.is_dir())
     pieces = str(source.folder) if is_here else name
+    vocabulary = None
     try:
-        vocabulary = find_vocabulary(pieces, cased=False)
-    except ConfigError:
-        vocabulary = find_vocabulary(pieces, cased=True)
-    is_cased = vocabulary.normalization.cased
+        vocabulary = _vocabulary_of(pieces)
+    except (ConfigError, DataError):  # of Unigram, which an index reads
+        if needs_vocabulary:
+            raise
+    is_cased = vocabulary is None or vocabulary.normalization.cased
     is_for_sentences = (source.folder / MODULES).is_file()
     return Start(name, source.config, pieces, is_cased, is_for_sentences), vocabulary
+
+
+def _vocabulary_of(name: str) -> Vocabulary:
+    try:
+        return find_vocabulary(name, cased=False)
+    except ConfigError:
+        return find_vocabulary(name, cased=True)
 
 
 def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tuple[Machine, str]:

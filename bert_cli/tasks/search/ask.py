@@ -20,7 +20,7 @@ def run(settings: SearchAskSettings) -> None:
     if is_stdout(settings.json_file):
         return
     if not hits:
-        print_line("No passage has a word of the question.")
+        print_line("No passage has a word or a phrase of the question.")
     for number, hit in enumerate(hits, 1):
         _print_hit(number, hit)
 

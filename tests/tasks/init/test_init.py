@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.hf_models import need
+from support.published import write_published
 from support.runs import lines_of
 from support.tiny_models import WORDS, write_model
 
@@ -58,9 +59,12 @@ def init(*words: str) -> int:
     return main(["init", "text.jsonl", *words, "--text-field", "body"])
 
 
-def sentence_model(path: Path) -> Path:
-    """Write a model that makes vectors of texts."""
-    write_model(path)
+def sentence_model(path: Path, kind: str = "bert") -> Path:
+    """Write a model that makes vectors of texts; a multilingual MiniLM has the tokenizer Unigram."""
+    if kind == "minilm":
+        write_published(path, kind)
+    else:
+        write_model(path)
     for name, content in embedding_files("mean", 32, 64).items():
         (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_bytes(content)
@@ -172,15 +176,16 @@ def test_the_held_out_documents_are_not_trained_on(at_home):
     assert [*map(len, parts)] == [15, 7, 7] and len({one for part in parts for one in part}) == 29
 
 
-def test_an_index_for_search_has_the_model_as_published(at_home, capsys):
-    start = sentence_model(at_home / "published")
-    assert init("found", "--from", str(start), "--for", "search") == 0
+@pytest.mark.parametrize("kind", ["bert", "minilm"])
+def test_an_index_for_search_has_the_model_as_published(kind, at_home, capsys):
+    start = sentence_model(at_home / f"{kind}_model", kind)
+    assert init(kind, "--from", str(start), "--for", "search") == 0
     assert "an index needs no training" in capsys.readouterr().out
-    assert not (at_home / "found/text").exists()
-    make, *asked = printed_commands((at_home / "found/commands.sh").read_text(), run.program())
-    expected = ["search", "make", "found/search.index", "text.jsonl", "--text-field", "body"]
+    assert not (at_home / f"{kind}/text").exists()
+    make, *asked = printed_commands((at_home / f"{kind}/commands.sh").read_text(), run.program())
+    expected = ["search", "make", f"{kind}/search.index", "text.jsonl", "--text-field", "body"]
     assert make == [*expected, "--model", str(start)]
-    assert asked and all(words[:3] == ["search", "ask", "found/search.index"] for words in asked)
+    assert asked and all(words[:3] == ["search", "ask", f"{kind}/search.index"] for words in asked)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +296,7 @@ def test_the_step_that_compiles_is_not_measured(home, monkeypatch):
     monkeypatch.setattr(train, "run_training", run_training)
     monkeypatch.chdir(home)
     facts = recipe.TextFacts(1e6, 1e5, 100, {"en": 1.0}, 900.0)
-    start, _ = run.find_start("model")
+    start, _ = run.find_start("model", needs_vocabulary=True)
     settings = InitSettings.model_validate({"input": "x", "out": "y", "from": "model"})
     machine, described = run.measure(settings, facts, start)
     assert "model trains at 8.0 examples/s on" in described and "median of 5 steps" in described
