@@ -48,6 +48,7 @@ AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
 TO_ITS_END = "run `bert search make` to its end"
 LACKING = "SELECT min(id) FROM passages WHERE hash NOT IN (SELECT hash FROM vectors)"
 Half = Literal["words", "meaning"]
+NO_MEANING: Floats32 = np.zeros(0, np.float32)
 Embed = Callable[[Sequence[str]], Floats32]
 """Returns the vectors [n, D] of texts, of length 1."""
 
@@ -159,12 +160,7 @@ class Index:
 
     @property
     def has_vectors(self) -> bool:
-        """Return whether every passage has a vector. Raises DataError for values that are not vectors of one size."""
-        sizes = "SELECT DISTINCT typeof(value), length(value) % 2, length(value) FROM vectors"
-        kinds = self.table.execute(sizes).fetchall()
-        if len(kinds) > 1 or any(kind[:2] != ("blob", 0) for kind in kinds):
-            problem = "has vectors that are absent or of several sizes"
-            raise DataError(str(self.path), problem, AGAIN)
+        """Return whether every passage has a vector."""
         return not self.is_empty and self._value(LACKING) is None
 
     def _load(self) -> None:
@@ -275,16 +271,23 @@ class Index:
                 problem = "has vectors of another model since it was opened"
                 raise DataError(str(self.path), problem, "open it again, or ask by words")
             half = half or (None if self.embed and self._has_vectors else "words")
-            if half == "words":
-                words.check(question)
-            meaning = self.by_meaning([question])[0] if half != "words" else None
-            lexical = self.by_words(question) if half != "meaning" else None
-            scores = combined(lexical, meaning, self.weight)
-            scores[~self.allowed(asked)] = -np.inf
-            least = 0 if half == "words" else -np.inf
+            if half == "words" and not asked.terms:
+                raise words.no_word(question)
+            meaning = NO_MEANING if half == "words" else self.by_meaning([asked])[0]
+            weight = {"words": 0.0, "meaning": 1.0}.get(half or "", self.weight)
+            (scores,) = self.scores(asked, [weight], meaning)
             terms = self._terms(asked)
-            best = [n for n in best_of(scores, top) if scores[n] > least]
+            best = [n for n in best_of(scores, top) if scores[n] > -np.inf]
             return [self._hit(self._numbers[n], float(scores[n]), terms) for n in best]
+
+    def scores(
+        self, asked: words.Question, weights: Sequence[float], meaning: Floats32 = NO_MEANING
+    ) -> Iterator[Floats32]:
+        """Yield the scores of passages [N] by each weight of their meaning; -inf is not found or excluded."""
+        lexical = self.by_words(asked) if min(weights) < 1.0 else NO_MEANING
+        is_allowed = self.allowed(asked)
+        for weight in weights:
+            yield np.where(is_allowed, combined(lexical, meaning, weight), -np.inf)
 
     @property
     def weight(self) -> float:
@@ -292,13 +295,11 @@ class Index:
         weight = self.fact("weight")
         return WEIGHT if weight is None else float(weight)
 
-    def by_words(self, question: str) -> Floats32:
+    def by_words(self, asked: words.Question) -> Floats32:
         """Return the score of each passage [N]; 0 without a word of the question or, in a large index, a rare one.
 
         It is BM25; for the best passages that of 4-grams is added, and they stay the best.
         """
-        self._load()
-        asked = words.parse(question)
         scores = np.zeros(len(self._numbers), np.float32)
         terms = self._terms(asked)
         sizes = np.cumsum([self._frequency(term) for term in terms])
@@ -340,15 +341,14 @@ class Index:
             self._frequencies[term] = self._value(counted, term)
         return self._frequencies[term]
 
-    def by_meaning(self, questions: Sequence[str]) -> Floats32:
+    def by_meaning(self, questions: Sequence[words.Question]) -> Floats32:
         """Return the cosine of each question and each passage [n, N]. Raises ConfigError without vectors."""
-        self._load()
         if self.embed is None or not self._has_vectors or self._weights != self.weights:
             problem = "the index has no vectors of all passages by its model"
             make = "run `bert search make` with --model to its end and open the index again"
             raise ConfigError("meaning", problem, f"{make}, or ask by words")
         known = self._read_vectors()
-        vectors = self.embed([words.parse(question).text for question in questions])
+        vectors = self.embed([question.text for question in questions])
         if (size := vectors.shape[1]) != (stored := known.shape[1]):
             problem = f"the index has vectors of {stored} values, and its model makes {size}"
             raise ConfigError("meaning", problem, "run `bert search make` again")
@@ -411,12 +411,12 @@ def hash_of(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
-def combined(lexical: Floats32 | None, meaning: Floats32 | None, weight: float) -> Floats32:
-    """Return the scores of passages [N] by both halves, of which one may be absent."""
-    if lexical is None or meaning is None:
-        scores = meaning if lexical is None else lexical
-        assert scores is not None
-        return scores
+def combined(lexical: Floats32, meaning: Floats32, weight: float) -> Floats32:
+    """Return the scores of passages [N] by both halves, or with the weight 0 or 1 by one; -inf is not found."""
+    if weight == 0.0:
+        return np.where(lexical > 0.0, lexical, -np.inf)
+    if weight == 1.0:
+        return meaning
     return weight * _standardised(meaning) + (1.0 - weight) * _standardised(lexical)
 
 

@@ -19,7 +19,6 @@ TOKENIZER = "ascii"
 """Each character that is not ASCII is a letter for it: `indexed` has replaced those that are none."""
 LONGEST_QUESTION = 10_000  # characters
 FIRST = 5  # letters that the forms of a word share
-RUN_OF_KIND = re.compile(r"[\0-\x7f]+|[^\0-\x7f]+")
 NO_WORD = r"\0-/:-`{-\x7f"  # in folded text, which has no other characters that are not of a word
 WORD = re.compile(f"[{UNSPACED}]|[^{NO_WORD}{UNSPACED}]+")
 RUN = re.compile(f"[{UNSPACED}]+|[^{NO_WORD}{UNSPACED}]+")
@@ -120,22 +119,21 @@ def any_of(expressions: Iterable[str]) -> str:
 
 
 def parse(question: str) -> Question:
-    """Return what a question asks.
+    """Return what a question asks; a sign alone, such as an emoji, has no terms.
 
-    Raises ConfigError for one that is too long, that has neither a word nor a sign such as an emoji, or whose phrase
-    does not end.
+    Raises ConfigError for one that is too long, that has neither a word nor a sign, or whose phrase does not end.
     """
     question = question.encode(errors="replace").decode().translate(QUOTES)
-    where = f"question ({question!r})"
     if len(question) > LONGEST_QUESTION:
         problem = f"has {len(question):,} characters, more than {LONGEST_QUESTION:,}"
         raise ConfigError("question", problem, "ask a shorter one")
     if question.count('"') % 2:
         problem = "has a quotation mark without its other"
-        raise ConfigError(where, problem, "end the phrase with it, or leave it out")
+        remedy = "end the phrase with it, or leave it out"
+        raise ConfigError(f"question ({question!r})", problem, remedy)
     text = OPERATOR.sub(r"\g<exact>", question)
     if not any(unicodedata.category(letter)[0] in "LMNS" for letter in text):
-        raise ConfigError(where, "has no word", "ask with a word")
+        raise no_word(question)
     parts = list(OPERATOR.finditer(question))
     excluded = [exactly(part["excluded"]) for part in parts if part["excluded"]]
     exact = [exactly(part["exact"]) for part in parts if part["exact"]]
@@ -143,10 +141,9 @@ def parse(question: str) -> Question:
     return Question(text, [term for term in terms if term != NOTHING], any_of(excluded))
 
 
-def check(question: str) -> None:
-    """Raise ConfigError for a question without a word, or one that cannot be asked."""
-    if not parse(question).terms:
-        raise ConfigError(f"question ({question!r})", "has no word", "ask with a word")
+def no_word(question: str) -> ConfigError:
+    """Return the error of a question without a word."""
+    return ConfigError(f"question ({question!r})", "has no word", "ask with a word")
 
 
 def spans(text: str, terms: Iterable[str]) -> list[tuple[int, int]]:
@@ -172,22 +169,18 @@ def spans(text: str, terms: Iterable[str]) -> list[tuple[int, int]]:
 
 def _folded_with_positions(text: str) -> tuple[str, list[tuple[int, int]]]:
     """Return the folded text, and the characters of the text that each of its characters was."""
+    if text.isascii():
+        return text.lower(), [(n, n + 1) for n in range(len(text))]
     compared: list[str] = []
     positions: list[tuple[int, int]] = []
-    for run in RUN_OF_KIND.finditer(text):
-        if run[0].isascii():
-            compared.append(run[0].lower())
-            positions += [(n, n + 1) for n in range(run.start(), run.end())]
-            continue
-        start = run.start()
-        for stop in range(start + 1, run.end() + 1):
-            letters = _folded(text[start:stop])
-            more = _folded(text[start : stop + 1]) if stop < run.end() else letters
-            if stop < run.end() and more != letters + _folded(text[stop]):
-                continue  # parts of a syllable
-            if not letters and positions:  # a mark
-                positions[-1] = (positions[-1][0], stop)
-            compared.append(letters)
-            positions += [(start, stop)] * len(letters)
-            start = stop
+    start = 0
+    for stop in range(1, len(text) + 1):
+        letters = _folded(text[start:stop])
+        if _folded(text[start : stop + 1]) != letters + _folded(text[stop : stop + 1]):
+            continue  # parts of a syllable
+        if not letters and positions:  # a mark
+            positions[-1] = (positions[-1][0], stop)
+        compared.append(letters)
+        positions += [(start, stop)] * len(letters)
+        start = stop
     return "".join(compared), positions

@@ -19,12 +19,7 @@ from bert_cli.data.finetune.label_cells import label_of
 from bert_cli.data.random import chooses
 from bert_cli.data.search import words
 from bert_cli.data.search.database import report_damage
-from bert_cli.data.search.index import (
-    Index,
-    best_of,
-    combined,
-    write_index,
-)
+from bert_cli.data.search.index import NO_MEANING, Index, best_of, write_index
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.processes import print_line, print_table
 from bert_cli.statistics import difference, interval, mean_of
@@ -73,7 +68,8 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
         question = tables.text_of(row, "question", where)
         name = label_of(row, "document", where)
         try:
-            words.check(question)
+            if not words.parse(question).terms:
+                raise words.no_word(question)
         except ConfigError as error:
             raise DataError(where, str(error)) from None
         # `bert search ask` prints paths below the working folder.
@@ -98,24 +94,17 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Floats64:
     """
     owner, _ = index.owners()
     questions = list(relevant)
+    weights = WEIGHTS if index.embed else WEIGHTS[:1]
     rows: list[list[tuple[float, float, float]]] = []
     for begin in range(0, len(questions), AT_ONCE):
-        asked = questions[begin : begin + AT_ONCE]
-        meanings = index.by_meaning(asked) if index.embed else [None] * len(asked)
-        for question, meaning in zip(asked, meanings, strict=True):
-            lexical = index.by_words(question)
-            # A passage without a word of the question is not found by words.
-            halves: list[Floats32] = [np.where(lexical > 0, lexical, -np.inf).astype(np.float32)]
-            if meaning is not None:
-                halves += [combined(lexical, meaning, weight) for weight in WEIGHTS[1:-1]]
-                halves.append(meaning)
-            excluded = ~index.allowed(words.parse(question))
-            for scores in halves:
-                scores[excluded] = -np.inf
-            best = np.full((len(halves), owner.max() + 1), -np.inf, np.float32)
-            for ranking, scores in zip(best, halves, strict=True):
+        batch = questions[begin : begin + AT_ONCE]
+        asked = list(map(words.parse, batch))
+        meanings = index.by_meaning(asked) if index.embed else [NO_MEANING] * len(asked)
+        for name, question, meaning in zip(batch, asked, meanings, strict=True):
+            best = np.full((len(weights), owner.max() + 1), -np.inf, np.float32)
+            for ranking, scores in zip(best, index.scores(question, weights, meaning), strict=True):
                 np.maximum.at(ranking, owner, scores)
-            rows.append([metrics_of(scores, relevant[question]) for scores in best])
+            rows.append([metrics_of(scores, relevant[name]) for scores in best])
     return np.array(rows)
 
 

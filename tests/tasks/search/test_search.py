@@ -22,6 +22,7 @@ from support.vectors import write_pooling
 import bert_cli
 from bert_cli.cli import main
 from bert_cli.data.search.index import SCALE, WEIGHT, Index, open_index, write_index
+from bert_cli.data.search.words import parse
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.tasks.search import make, score
 from bert_cli.tasks.search.opened import Model
@@ -263,7 +264,7 @@ def test_scores_are_those_of_scikit_learn(manuals, capsys):
     scores = score.question_scores(index, relevant)
     owner, documents = index.owners()
     for row, (question, right) in enumerate(relevant.items()):
-        passages = index.by_words(question)
+        passages = index.by_words(parse(question))
         best = [max(passages[owner == number]) for number, _ in documents]
         labels = [[n in right for n in range(len(best))]]
         ndcg, recall, mrr = scores[row, 0]
