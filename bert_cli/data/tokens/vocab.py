@@ -11,18 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bert_cli.config.data import VocabSettings
 from bert_cli.data.io.documents import sentence_blocks
-from bert_cli.data.io.files import Part
+from bert_cli.data.io.files import Part, shard_of
 from bert_cli.data.io.inputs import open_sentences
-from bert_cli.data.io.manifest import MANIFEST, Shard, Stats, Step, open_output, write_manifest
-from bert_cli.data.io.runner import Progress, summary
+from bert_cli.data.io.manifest import Stats, Step
+from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.tokens import hub, tokenizer
 from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.notation import BYTE_LEVEL, COPY_AGAIN, TOKENIZER_FILE, WORDPIECE
@@ -145,50 +145,47 @@ def run(settings: VocabSettings) -> None:
     if base is not None and base.notation is BYTE_LEVEL:
         problem = f"is {BYTE_LEVEL.name}, and only {WORDPIECE.name} can be extended"
         raise ConfigError(f"extend ({settings.extend})", problem, "use the vocabulary as it is")
-    base_pieces = base.pieces if base else ()
     normalization = _normalization(settings, base)
     values = recorded(settings) | normalization.changes()
     values |= {"extends": base.sha256} if base else {}
-    target = len(base_pieces) + int(settings.size)
     text = open_sentences(settings.input, settings.out)
-    parts = text.parts
-    with open_output(Step("vocab", settings.out, values, ["tokenizers"])) as output:
-        started = monotonic()
-        shard = Shard(tuple(dict.fromkeys(part.path for part in parts)), Path(tokenizer.VOCAB_FILE))
-        if output.is_complete(shard) and (settings.out / MANIFEST).exists():
-            path = settings.out / tokenizer.VOCAB_FILE
-            print_line(f"vocab: {path} is complete for this text (nothing to do)")
-            return
-        size = sum(part.size for part in parts)
-        _warn_of_stripping(next(sentence_blocks(parts[0]), ""), normalization)
-        times = 3 if base else 2  # that the text is read
-        with Progress("vocab", times * size) as bar:
-            texts = partial(_texts, parts, bar)
-            pieces, sentences = _train(texts, settings, normalization, target)
-            if base is not None:
-                pieces = [*base_pieces, *_new_pieces(base, pieces, texts, settings)]
-        data = "".join(piece + "\n" for piece in pieces).encode()
-        folder = output.work_folder(shard) / "out"
-        folder.mkdir(parents=True)
-        tokenizer.write_vocabulary(folder, data, normalization)
-        seconds = monotonic() - started
-        extra = {"pieces": len(pieces)}
-        stats = Stats(sentences=sentences, bytes_in=size, bytes_out=len(data), extra=extra)
-        output.commit(shard, stats)
-        total = stats + Stats(notes=tuple(text.notes))
-        write_manifest(settings.out / MANIFEST, output.step, total, seconds, size)
-    for note in text.notes:
-        print_line(f"vocab: {note}")
-    new = len(pieces) - len(base_pieces)
-    if len(pieces) < target:
-        kind = "new pieces" if base else "pieces"
+    step = Step("vocab", settings.out, values, ["tokenizers"], counted="sentences")
+    shard = shard_of(Path(tokenizer.VOCAB_FILE), text.parts)
+    make = partial(convert, settings=settings, normalization=normalization, base=base)
+    record = run_shards(step, [shard], make, Workers(), notes=text.notes)
+    pieces = record["counts"]["pieces"]
+    new = pieces - len(base.pieces if base else ())
+    kind = "new pieces" if base else "pieces"
+    print_line(f"vocab: {pieces:,} pieces{f', {new:,} of them new' if base else ''}")
+    if new < int(settings.size):
         print_line(
             f"vocab: only {new:,} {kind} occur {MIN_FREQUENCY} times or more in "
             f"this text, fewer than the {int(settings.size):,} of --size"
         )
-    line = summary("vocab", stats, seconds, size)
-    some_new = f", {new:,} of them new," if base else ""
-    print_line(line.replace("vocab: ", f"vocab: {len(pieces):,} pieces{some_new} from ", 1))
+
+
+def convert(
+    inputs: tuple[Path, ...],
+    output: Path,
+    *,
+    parts: Sequence[Part],
+    settings: VocabSettings,
+    normalization: Normalization,
+    base: Vocabulary | None,
+) -> Stats:
+    """Write the vocabulary of a text, after the pieces of a vocabulary to extend."""
+
+    def texts() -> Iterator[str]:
+        return chain.from_iterable(map(sentence_blocks, parts))
+
+    _warn_of_stripping(next(texts(), ""), normalization)
+    known = base.pieces if base else ()
+    pieces, sentences = _train(texts, settings, normalization, len(known) + int(settings.size))
+    if base is not None:
+        pieces = [*known, *_new_pieces(base, pieces, texts, settings)]
+    data = "".join(piece + "\n" for piece in pieces).encode()
+    tokenizer.write_vocabulary(output.parent, data, normalization)
+    return Stats(sentences=sentences, extra={"pieces": len(pieces)})
 
 
 def _normalization(settings: VocabSettings, base: Vocabulary | None) -> Normalization:
@@ -286,13 +283,6 @@ def _train(
     first = [*tokenizer.SPECIAL_TOKENS, *letters, *fixed[len(tokenizer.SPECIAL_TOKENS) :]]
     merged = sorted(ids.keys() - set(first), key=ids.__getitem__)
     return [*first, *merged], sentences
-
-
-def _texts(parts: Sequence[Part], bar: Progress) -> Iterator[str]:
-    for part in parts:
-        for text in sentence_blocks(part):
-            yield text
-            bar.advance(len(text))
 
 
 def _alphabet(

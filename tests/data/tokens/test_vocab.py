@@ -268,10 +268,10 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_can_encode(tmp_pa
     assert special.unk not in encoder.encode("\n".join(SENTENCES)).tokens
     counts = json.loads((out / "manifest.json").read_text())["counts"]
     assert (counts["pieces"], counts["sentences"]) == (number, 80)
-    *_, few, line = capsys.readouterr().out.splitlines()
+    *_, summary, line, few = capsys.readouterr().out.splitlines()
     wanted = "occur 2 times or more in this text, fewer than the 150 of --size"
     assert few == f"vocab: only {number} pieces {wanted}"
-    assert line.startswith(f"vocab: {number} pieces from 80 sentences")
+    assert summary.startswith("vocab: 80 sentences, ") and line == f"vocab: {number} pieces"
     theirs = transformers.AutoTokenizer.from_pretrained(out)
     ids = encoder.encode("the quick dogs").tokens.tolist()
     assert theirs("the quick dogs")["input_ids"] == [special.cls, *ids, special.sep]
@@ -330,7 +330,7 @@ def test_a_vocabulary_is_not_replaced_by_one_of_another_size_or_text(tmp_path, c
     before = (out / "vocab.txt").read_bytes()
     capsys.readouterr()
     train(tmp_path)
-    assert "vocab.txt is complete for this text (nothing to do)" in capsys.readouterr().out
+    assert "(1 of 1 shards were done before)" in capsys.readouterr().out
     with pytest.raises(DataError, match=r"other settings .*size was 150, now 120"):
         train(tmp_path, size=120)
     problem = r"have changed since; move .*vocab away, or choose another"
