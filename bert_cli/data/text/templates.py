@@ -5,7 +5,6 @@ A pattern is the text, with arguments: {1}, {2}, ..., {-1} for the last, {*} for
 dropped: most are references, boxes and notes.
 """
 
-import html
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -175,21 +174,11 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
-def _padded(name: str, values: list[str], _: Mapping[str, str]) -> str:
-    text, width, filler = [*values, *("", "", "0")[len(values) :]][:3]
-    size = min(int(width), 500) if width.isdecimal() and len(width) < 9 else 0
-    missing = (filler * size)[: max(0, size - len(text))]
-    return missing + text if "left" in name.lower() else text + missing
-
-
-# The functions of MediaWiki whose text is an argument. The others, as `#if`, `#tag` and `defaultsort`, show none.
-PARSER_FUNCTIONS: dict[str, str | Function] = {
-    "formatnum|zahlenformat|форматчисла|bidi|#formatdate|#dateformat": "{1}",
+# The functions of MediaWiki whose text is an argument. The others, as `#if`, `#tag` and `defaultsort`, show none. Those
+# that change letters or digits stand in templates; in an article their argument is the text.
+PARSER_FUNCTIONS = {
+    "formatnum|zahlenformat|форматчисла|bidi|#formatdate|#dateformat|padleft|padright": "{1}",
+    "lc|klein|нрег|uc|gross|врег|lcfirst|initial klein|нрегперв|ucfirst|initial gross|врегперв": "{1}",
     "gender|grammar": "{2}",
-    "plural": lambda _, values, __: (values * 2)[1] if values[0] == "1" else values[-1],
-    "lc|klein|нрег": lambda _, values, __: html.unescape(values[0]).lower(),
-    "uc|gross|врег": lambda _, values, __: html.unescape(values[0]).upper(),
-    "lcfirst|initial klein|нрегперв": lambda _, values, __: values[0][:1].lower() + values[0][1:],
-    "ucfirst|initial gross|врегперв": lambda _, values, __: values[0][:1].upper() + values[0][1:],
-    "padleft|padright": _padded,
+    "plural": "{-1}",
 }
