@@ -28,7 +28,7 @@ from pydantic import (
 )
 
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
-from bert_cli.processes import print_line
+from bert_cli.processes import print_error, print_line
 from bert_cli.text import format_bytes
 
 JSONObject = dict[str, Any]
@@ -423,6 +423,19 @@ def lock_file(path: Path, attempts: int = 1) -> TextIO:
     except BaseException:
         file.close()
         raise
+
+
+@contextmanager
+def hold_lock(path: Path, busy: BertError, attempts: int = 1) -> Iterator[None]:
+    """Hold the lock of `lock_file`; raise `busy` while another process holds it, and warn where there are no locks."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock_file(path, attempts))
+        except BlockingIOError:
+            raise busy from None
+        except LockUnsupportedError as error:
+            print_error(f"{path} cannot be locked ({error.strerror}); let no other process use it")
+        yield
 
 
 class LockUnsupportedError(OSError):

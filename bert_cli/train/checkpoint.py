@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -34,11 +34,10 @@ from bert_cli.files import (
     STATE,
     Checksums,
     JSONObject,
-    LockUnsupportedError,
     OwnFormat,
     atomic_folder,
     crc32c_of_files,
-    lock_file,
+    hold_lock,
     read_json,
     verify_files,
     with_checksum,
@@ -46,7 +45,6 @@ from bert_cli.files import (
 )
 from bert_cli.optim.schedule import LossScale
 from bert_cli.parallel.engine import Value
-from bert_cli.processes import print_line
 from bert_cli.train import card
 from bert_cli.train.loop import State, StateCopy
 
@@ -89,23 +87,12 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 """A number that every reader of JSON keeps."""
 
 
-class _Fixed(BaseModel, extra="allow"):
-    model_config = ConfigDict(strict=True)
-    micro_batch_size: Annotated[int, Field(ge=1, lt=2**31)] = 1
-    matryoshka: Sequence[Count] | None = None
-
-
-def _check_fixed(fixed: JSONObject) -> JSONObject:
-    _Fixed.model_validate(fixed)
-    return fixed
-
-
 class SavedSettings(BaseModel):
     """The settings in a state.json, also in one that another program wrote."""
 
     model_config = ConfigDict(strict=True)
     format: OwnFormat = None
-    fixed: Annotated[JSONObject, AfterValidator(_check_fixed)] = {}
+    fixed: JSONObject = {}
     settings: JSONObject = {}
     versions: dict[str, str] = {}
 
@@ -123,7 +110,7 @@ class SavedState(SavedSettings, Checksums):
 
     step: Count
     loss_scale: LossScale
-    fixed: Annotated[JSONObject, AfterValidator(_check_fixed)]
+    fixed: JSONObject
 
 
 class Best(BaseModel):
@@ -163,22 +150,17 @@ def lock_run(folder: Path) -> Iterator[None]:
 
     Raises CheckpointError when another process holds the lock, DataError when the folder cannot be written.
     """
-    where = f"save_ckpt_path ({folder})"
-    remedy = "choose another folder"
+    remedy = "wait for it or choose another folder"
+    busy = CheckpointError(f"save_ckpt_path ({folder})", "another process is using it", remedy)
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # `bert runs` holds the lock for an instant when it checks it.
-            stack.enter_context(lock_file(folder / LOCK, attempts=5))
-        except BlockingIOError as error:
-            problem = "another process is using it"
-            raise CheckpointError(where, problem, "wait for it or choose another folder") from error
-        except LockUnsupportedError as error:
-            print_line(f"{where}: cannot be locked ({error.strerror}); start only one run in it")
+            stack.enter_context(hold_lock(folder / LOCK, busy, attempts=5))
         except OSError as error:
             where = f"save_ckpt_path ({error.filename})"
             problem = f"cannot be written ({error.strerror})"
-            raise DataError(where, problem, remedy) from error
+            raise DataError(where, problem, "choose another folder") from error
         yield
 
 
@@ -425,13 +407,8 @@ def read_tensors(path: Path) -> dict[str, Array]:
     try:
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
-                try:
-                    tensors[name] = file.get_tensor(name)
-                except (AttributeError, TypeError) as error:
-                    problem = f"is {file.get_slice(name).get_dtype()}, which cannot be read"
-                    remedy = "convert it to float32, float16 or bfloat16 where it was written"
-                    raise CheckpointError(f"{path}: {name}", problem, remedy) from error
-    except (OSError, SafetensorError) as error:
+                tensors[name] = file.get_tensor(name)
+    except (OSError, SafetensorError, AttributeError, TypeError) as error:  # of the dtype, too
         problem = f"cannot be read ({error})"
         raise CheckpointError(str(path), problem, "use another checkpoint") from error
     return tensors

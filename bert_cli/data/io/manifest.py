@@ -11,7 +11,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,9 +19,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from bert_cli import __version__, files
-from bert_cli.errors import DataError, redact
+from bert_cli.errors import DataError
 from bert_cli.files import JSON, InnerPath, JSONObject
-from bert_cli.processes import print_error
 from bert_cli.text import count
 
 MANIFEST = "manifest.json"
@@ -138,7 +137,7 @@ class OutputFolder:
         self.out = step.out
         self.done = self.out / DONE
         self.partial = self.out / ".partial"
-        self.settings: JSONObject = _without_secrets(step.settings)
+        self.settings: JSONObject = json.loads(json.dumps(step.settings))
         self.versions = package_versions(step.packages)
         self.markers: dict[str, Marker | None] = {}  # shards of this run in order; None: incomplete
         shutil.rmtree(self.partial, ignore_errors=True)
@@ -255,7 +254,7 @@ def write_manifest(
     manifest: Manifest = {
         "format": files.FORMAT,
         "step": step.name,
-        "settings": _without_secrets(step.settings),
+        "settings": dict(step.settings),
         "counts": total.counts(),
         "seconds": round(seconds, 3),
         "mb_per_second": round(bytes_read / 1e6 / max(seconds, 1e-9), 3),
@@ -278,15 +277,8 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
     out = step.out
     check_is_folder(out)
     (out / DONE).mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(files.lock_file(out / DONE / "lock"))
-        except BlockingIOError:
-            problem = "another process is using it"
-            raise DataError(f"out ({out})", problem, "wait for it") from None
-        except files.LockUnsupportedError as error:
-            problem = f"cannot be locked ({error.strerror}); let no other process work in it"
-            print_error(f"{step.name}: {out} {problem}")
+    busy = DataError(f"out ({out})", "another process is using it", "wait for it")
+    with files.hold_lock(out / DONE / "lock", busy):
         output = OutputFolder(step)
         try:
             yield output
@@ -328,12 +320,7 @@ def recorded_settings(out: Path, step: str) -> JSONObject | None:
     record = files.read_json(path, _StepRecord, DataError, remedy)
     if record.step != step:
         raise DataError(f"out ({out})", f"holds the output of `bert {record.step}`", remedy)
-    return _without_secrets(record.settings)
-
-
-def _without_secrets(settings: Mapping[str, JSON]) -> JSONObject:
-    cleaned: JSONObject = json.loads(redact(json.dumps(settings)))
-    return cleaned
+    return record.settings
 
 
 def read_manifest(folder: Path) -> Manifest:

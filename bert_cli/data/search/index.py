@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,7 +30,7 @@ from bert_cli.data.search.database import (
 from bert_cli.data.search.ngrams import ngram_scores
 from bert_cli.data.search.passages import Document, Passage
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import LockUnsupportedError, lock_file
+from bert_cli.files import hold_lock
 from bert_cli.processes import print_error
 
 WEIGHT = 0.6
@@ -452,16 +452,9 @@ def write_index(path: Path) -> Iterator[Index]:
     if path.is_dir():
         raise DataError(str(path), "is a folder", "name the file of the index: manuals.index")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(lock_file(path))
-        except LockUnsupportedError:
-            pass
-        except BlockingIOError:
-            problem = "another `bert search make` writes it"
-            raise DataError(str(path), problem, "wait for it, or end it") from None
-        stack.enter_context(report_damage(path))
-        index = stack.enter_context(closing(Index(path, writes=True)))
+    problem = "another `bert search make` writes it"
+    busy = DataError(str(path), problem, "wait for it, or end it")
+    with hold_lock(path, busy), report_damage(path), closing(Index(path, writes=True)) as index:
         index.verify()
         if not index.is_sealed:
             index.check_unsealed()

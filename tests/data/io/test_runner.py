@@ -198,7 +198,7 @@ def test_a_file_system_without_locks_is_reported_and_used(tmp_path, monkeypatch,
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert run(make_inputs(tmp_path), tmp_path / "out")["counts"]["documents"] == 4
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{tmp_path / 'out'} cannot be locked" in line
+    assert f"{tmp_path / 'out/.done/lock'} cannot be locked" in line
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch, capsys):
