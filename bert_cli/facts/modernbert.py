@@ -12,6 +12,7 @@ from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Block
 from bert_cli.facts.products import BatchShape, Product
 from bert_cli.files import JSONObject
+from bert_cli.settings.markers import Hidden
 from bert_cli.settings.settings import Depth, Positive, Size
 
 Theta = Annotated[float, Field(gt=1.0)]
@@ -32,7 +33,7 @@ MAX_SCORED = 2048
 QUERIES = 512
 """Queries of a global layer whose scores are in memory together."""
 BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
-FIXED: Mapping[str, object] = {**BIASES, "decoder_bias": True, "classifier_activation": "gelu"}
+FIXED: Mapping[str, object] = {**BIASES, "decoder_bias": True}
 """Entry of `config.json` -> its only supported value."""
 
 
@@ -56,6 +57,10 @@ class ModernBertConfig(BertConfig):
     intermediate_size: Size = 1152
     max_position_embeddings: Size = 8192
     layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-5
+    hidden_act: Hidden[Literal["gelu", "silu"]] = "gelu"  # type: ignore[assignment]
+    """Activation of the feed-forward layers: `silu`, x times its sigmoid, in some published models."""
+    classifier_activation: Hidden[Literal["gelu", "silu"]] = "gelu"
+    """Activation of the transform before every head."""
     local_attention: Annotated[int, Field(ge=2)] = 128
     """Window of a local layer: a position reads half of it on each side."""
     global_attn_every_n_layers: Positive = 3

@@ -267,7 +267,9 @@ def rotated(x_BSNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class GatedFeedForward(Layer):
-    """GELU of a dense layer times another one, and a dense layer."""
+    """GELU or SiLU of a dense layer times another one, and a dense layer."""
+
+    config: ModernBertConfig
 
     def _create_weights(self) -> None:
         inner = self.config.intermediate_size
@@ -279,8 +281,12 @@ class GatedFeedForward(Layer):
     def call(self, x_BSD: Tensor) -> Tensor:
         """[B, S, D] in float32 -> float32, through [B, S, F]."""
         x_BSD = ops.cast(self.layer_norm(x_BSD), self.compute_dtype)
-        products = linear(x_BSD, self.inner.kernel), linear(x_BSD, self.gate.kernel)
-        return self.project(gated_gelu(*products, self.operations.fuse_above))
+        product = linear(x_BSD, self.inner.kernel)
+        gate = linear(x_BSD, self.gate.kernel)
+        if self.config.hidden_act == "silu":
+            gated = ops.silu(float32(product)) * float32(gate)
+            return self.project(ops.cast(gated, self.compute_dtype))
+        return self.project(gated_gelu(product, gate, self.operations.fuse_above))
 
 
 class ModernLayer(Block):
@@ -323,7 +329,9 @@ class GatherMasked(GatherPositions):
 
 
 class Transform(Layer):
-    """Dense, GELU, LayerNorm: the first part of every head."""
+    """Dense, GELU or SiLU, LayerNorm: the first part of every head."""
+
+    config: ModernBertConfig
 
     def _create_weights(self) -> None:
         self.dense_1 = self.dense("dense", has_bias=False)
@@ -331,7 +339,8 @@ class Transform(Layer):
 
     def call(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D] in the compute dtype."""
-        normal = self.layer_norm(gelu(self.dense_1(ops.cast(x, self.compute_dtype))))
+        activation = ops.silu if self.config.classifier_activation == "silu" else gelu
+        normal = self.layer_norm(activation(self.dense_1(ops.cast(x, self.compute_dtype))))
         return ops.cast(normal, self.compute_dtype)
 
 

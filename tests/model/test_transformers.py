@@ -1,4 +1,4 @@
-"""transformers opens a checkpoint of ModernBERT, and of GroupBERT as each of its classes in the file that we ship."""
+"""transformers opens a checkpoint of ModernBERT with either activation, and of GroupBERT as each of its classes in the file that we ship."""
 
 import pytest
 from support.model_inputs import hidden_of, make_examples, random_blocks
@@ -15,15 +15,19 @@ CLASSES = [
     ("groupbert", "ForSequenceClassification", {"classifier"}, {"cls"}),
     ("groupbert", "ForTokenClassification", {"classifier"}, {"cls", "bert.pooler"}),
     ("modernbert", "ForMaskedLM", set(), set()),
+    ("silu", "ForMaskedLM", set(), set()),
 ]
+ACTIVATIONS = {"hidden_act": "silu", "classifier_activation": "silu"}
 
 
 @pytest.fixture(scope="module")
 def saved(shapes, tmp_path_factory):
     """Architecture -> the blocks of a checkpoint of pre-training, and its folder."""
     models = {}
-    for name in ("groupbert", "modernbert"):
-        config = shapes[name].model_copy(update={"vocab_size": len(PIECES)})
+    for name in ("groupbert", "modernbert", "silu"):
+        config = shapes["modernbert" if name == "silu" else name]
+        changes = {"vocab_size": len(PIECES), **(ACTIVATIONS if name == "silu" else {})}
+        config = config.model_copy(update=changes)
         blocks = random_blocks(config)
         folder = tmp_path_factory.mktemp("models") / name
         models[name] = blocks, write_model(folder, config, blocks=blocks)
@@ -38,7 +42,7 @@ def test_transformers_opens_a_checkpoint_with_the_same_outputs(
     trust = {"trust_remote_code": architecture == "groupbert"}
     kind = getattr(transformers, f"AutoModel{end}")
     model, report = kind.from_pretrained(folder, output_loading_info=True, **trust)
-    prefix = {"groupbert": "GroupBert", "modernbert": "ModernBert"}[architecture]
+    prefix = "GroupBert" if architecture == "groupbert" else "ModernBert"
     assert type(model).__name__ == f"{prefix}{end or 'Model'}"
     assert all(name.startswith(tuple(lacks)) for name in report["missing_keys"])
     assert all(name.startswith(tuple(surplus)) for name in report["unexpected_keys"])

@@ -20,7 +20,12 @@ def options(name: str) -> dict[str, Any]:
 
 
 # Settings without a flag, which only a file or the command itself sets.
-HIDDEN = {"bert_config.hidden_act", "bert_config.position_embedding_type", "command"}
+HIDDEN = {
+    "bert_config.hidden_act",
+    "bert_config.classifier_activation",
+    "bert_config.position_embedding_type",
+    "command",
+}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
