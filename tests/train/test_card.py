@@ -25,7 +25,6 @@ def home(tmp_path_factory):
     return home
 
 
-@pytest.mark.slow
 def test_a_checkpoints_card_is_the_same_after_a_resumption_and_names_no_folder(home):
     path, resumed = (home / run / "step_00000002" for run in ("run", "resumed"))
     text = (path / CARD).read_text()

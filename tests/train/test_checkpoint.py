@@ -3,19 +3,14 @@
 import fcntl
 import math
 import os
-import random
 import shutil
-import signal
 import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from support.checkpoints import PLAIN, SCALE, save, state_at
+from support.checkpoints import SCALE, save, state_at
 
 from bert_cli.errors import CheckpointError, DataError, DeviceError
 from bert_cli.files import STATE
@@ -23,7 +18,6 @@ from bert_cli.text import format_bytes
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import (
     LOCK,
-    Saved,
     best_checkpoint,
     complete_checkpoints,
     lock_run,
@@ -33,7 +27,7 @@ from bert_cli.train.checkpoint import (
     step_of,
     write_best,
 )
-from bert_cli.train.loop import State, StateCopy
+from bert_cli.train.loop import StateCopy
 
 SMALL = StateCopy({"w": np.ones(3, np.float32)}, {}, SCALE, 7)
 
@@ -135,54 +129,6 @@ def test_the_newest_the_multiples_and_the_best_are_kept(tmp_path):
     newest = save_empty(16)
     write_best(tmp_path, 16, "f1", 0.3)
     assert best_checkpoint(tmp_path) == newest
-
-
-# --- kill -9
-
-# Saves 24 MB in which every number is the step, for each step from the last one on, and keeps two.
-SAVE_FOREVER = """
-import sys
-from pathlib import Path
-import numpy as np
-from bert_cli.optim.schedule import first_loss_scale
-from bert_cli.train.checkpoint import Format, complete_checkpoints, prune, save, step_of
-from bert_cli.train.loop import StateCopy
-folder = Path(sys.argv[1])
-step = max(map(step_of, complete_checkpoints(folder)), default=0)
-while True:
-    step += 1
-    w, first, second = np.full((3, 1 << 21), step, np.float32)
-    moments = {"w/moment1": first, "w/moment2": second}
-    state = StateCopy({"w": w}, moments, first_loss_scale(float(step)), step)
-    save(folder, state, Format(dict, dict, {}), fixed={}, settings={})
-    prune(folder, 2, None)
-"""
-
-
-def test_a_process_killed_while_it_saves_leaves_only_complete_checkpoints(tmp_path):
-    moment, newest, partial = random.Random(1984), 0, 0
-    w, first, second = (tf.Variable(tf.zeros(1 << 21)) for _ in range(3))
-    state = State({"w": w}, {"w/moment1": first, "w/moment2": second}, SCALE)
-    # Until some kills have hit a save, and saving continued between them.
-    while partial < 4 or newest < 4:
-        with subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, tmp_path]) as child:
-            # Until it saves, and a random part of a second more.
-            until = time.monotonic() + 30
-            while not list(tmp_path.glob(".partial_*")) and time.monotonic() < until:
-                time.sleep(0.001)
-            time.sleep(moment.uniform(0.0, 0.3))
-            child.kill()
-        assert child.returncode == -signal.SIGKILL
-        complete = complete_checkpoints(tmp_path)
-        assert sorted(tmp_path.glob("step_*")) == complete
-        for path in complete:
-            checkpoint.resume(Saved(path), state, PLAIN, {})
-            assert (state.step, state.loss_scale.value) == (step_of(path), step_of(path))
-            assert {float(n) for value in (w, first, second) for n in np.unique(value)} == {state.step}  # fmt: skip
-        assert not complete or state.step >= newest, "a complete checkpoint is gone"
-        newest = state.step
-        partial += len(remove_partial_checkpoints(tmp_path))
-        assert sorted(tmp_path.iterdir()) == complete
 
 
 # --- errors of the disk

@@ -1,9 +1,7 @@
 """Trackers get the metrics and settings of a run; one that is down neither stops a run nor delays it."""
 
 import json
-import os
 import shutil
-import socket
 import sys
 import threading
 import time
@@ -11,7 +9,6 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
-from support.bert import run_python
 from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
@@ -140,29 +137,6 @@ def test_a_run_without_the_extra_of_its_tracker_does_not_start(tmp_path, monkeyp
     assert main([*TINY, "--save-ckpt-path", str(tmp_path / "run"), "--wandb.enabled"]) == 2
     assert "bert: wandb.enabled: needs the extra 'wandb'; pip install" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-# Waits of a second instead of twenty.
-IMPATIENT = """
-import sys
-from bert_cli.cli import main
-from bert_cli.train import metrics
-metrics.START_SECONDS, metrics.FINISH_SECONDS, metrics.LEAVE_SECONDS = 1.0, 1.0, 1.0
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.slow
-def test_a_server_that_hangs_neither_stops_a_run_nor_delays_it(tmp_path):
-    env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections and never answers
-        env["WANDB_BASE_URL"] = f"http://127.0.0.1:{server.getsockname()[1]}"
-        env |= {"WANDB_API_KEY": "a" * 40, "WANDB_DIR": str(tmp_path)}
-        words = [*TINY, "--save-ckpt-path", tmp_path / "run", "--wandb.enabled"]
-        done = run_python(IMPATIENT, *words, env=env)
-    assert done.returncode == 0, done.stderr
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
-    assert "4 steps done" in done.stdout and "wandb: " in done.stdout + done.stderr
 
 
 # --- TensorBoard

@@ -17,9 +17,8 @@ from support.corpora import (
 
 from bert_cli.config.data import IndexSettings, Masking, packed_predictions
 from bert_cli.data.examples.inspect import unmasked
-from bert_cli.data.examples.source import Packs, Records, shortest_pack_first
+from bert_cli.data.examples.source import Packs, shortest_pack_first
 from bert_cli.data.records import index
-from bert_cli.data.records.corpus import RecordFiles
 from bert_cli.data.records.formats import (
     STATIC_FEATURES,
     dynamic_payloads,
@@ -131,13 +130,6 @@ def test_a_wrong_record_is_named_by_file_number_and_problem(kind, payloads, mess
     with pytest.raises(DataError, match=expected):
         index.run(IndexSettings(folder=folder, check=True, processes=1))
     index.run(IndexSettings(folder=folder, processes=1))
-
-
-def test_static_records_are_read_with_their_own_sizes(tmp_path):
-    folder = make_corpus(tmp_path / "c", "static", [5, 5])
-    problem = rf"max_seq_length \({2 * S}\): the static records in .* have {S}; use {S}, or"
-    with pytest.raises(DataError, match=problem):
-        Records(RecordFiles(folder), seed=1, sequence_length=2 * S)
 
 
 def test_dynamic_records_are_compared_with_their_description(tmp_path, capsys):

@@ -15,7 +15,6 @@ from support.layouts import (
     accumulate,
     assert_close,
     engine_of,
-    gradients,
     settings_of,
     untraced,
 )
@@ -109,32 +108,6 @@ def test_the_loss_of_a_micro_batch_is_scaled_by_the_power_of_two_below_their_num
     for micro_batches, factor in sizes.items():
         assert scaled_for_accumulation(1.0, micro_batches) == factor
         assert scaled_for_accumulation(0.5, micro_batches) == 0.5 * factor
-
-
-@pytest.mark.slow
-def test_float16_gradients_survive_a_step_of_thousands_of_micro_batches(plain):
-    """The loss of a micro-batch is a small part of such a step's: the loss scale must make up for it."""
-    batch = examples(4)
-    _, exact = accumulate(plain, batch)
-    engine, _ = engine_of(model=NO_DROPOUT, precision="float16")
-
-    def error(micro_batches: int, scale: float) -> float:
-        """Return the largest relative error of a kernel's gradient in a step of so many micro-batches."""
-        counts = count(batch, PretrainingHeads.COUNTS)
-        counts = {name: value * micro_batches for name, value in counts.items()}
-        engine.clear_gradients()
-        engine.accumulate(batch, 0, counts, scale)
-        engine.all_reduce_gradients()
-        return max(
-            np.linalg.norm(gradient * micro_batches / scale - exact[name])
-            / np.linalg.norm(exact[name])
-            for name, gradient in gradients(engine).items()
-            if name.endswith("kernel")
-        )
-
-    many = error(2048, scaled_for_accumulation(1.0, 2048))
-    assert many == pytest.approx(error(1, scaled_for_accumulation(1.0, 1)), rel=0.05)
-    assert many < 0.01 < 0.02 < error(2048, 1.0)
 
 
 def test_a_request_to_stop_ends_a_step_of_a_pipeline_soon_and_leaves_no_gradient(

@@ -1,4 +1,4 @@
-"""The contract of a task beyond its engine: in every layout a run is that of one device, and it continues bit for bit."""
+"""The contract of a task beyond its engine: in every layout a run is that of one device, and continues bit for bit."""
 
 import json
 from functools import cache
@@ -60,7 +60,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train(home):
-    """A function that trains a task in a layout, four steps of 16 rows in micro-batches of 4; it returns the exit code."""
+    """A function that trains four steps of 16 rows in micro-batches of 4, in a layout; it returns the exit code."""
 
     def train_task(task, run, layout="", change=""):
         command, *words = f"{task} --pretrained-ckpt-path model {change}".split()

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from support.metrics import printed_scores
 from support.runs import continues_bit_for_bit, last_line
 from support.tiny_models import OTHERS, TINY, metrics_of
 from support.vectors import arguments, pairs, write_pooling
@@ -64,21 +63,6 @@ def test_a_stopped_run_continues_bit_for_bit(home, trained):
 
 
 # --- scores and use
-
-
-@pytest.mark.slow
-def test_training_on_pairs_improves_the_scores_of_held_out_texts(home, capsys):
-    """Spearman's correlation, and the ranking of documents, after and before."""
-    judged = ["--validation-file", str(home / "sts.csv")]
-    judged += ["--retrieval-file", str(home / "qrels/dev.tsv")]
-    assert main(pairs(home, "better", *judged, "--num-epochs", "8")) == 0
-    after = printed_scores(capsys.readouterr().out)
-    start = ["embed", "--pretrained-ckpt-path", str(home / "model"), "--no-do-training", *judged]
-    assert main([*start, "--max-seq-length", "32"]) == 0
-    before = last_line(capsys)
-    assert {*after} == {"spearman", "ndcg_10", "recall_10", "recall_100"}
-    assert all(value == round(value, 4) for value in (*after.values(), *before.values()))
-    assert after["spearman"] > before["spearman"] + 0.1 and after["ndcg_10"] > before["ndcg_10"]
 
 
 @pytest.mark.parametrize(

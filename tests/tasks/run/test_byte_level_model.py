@@ -5,13 +5,11 @@ import json
 import pytest
 from support.byte_level import write_modernbert, write_tokenizer
 from support.hf_models import need
-from support.runs import last_line
 from support.tiny_models import (
     RUN_OF_RECORDS,
     SENTENCES,
     flags_of,
     metrics_of,
-    write_questions,
     write_reviews,
 )
 
@@ -40,24 +38,6 @@ def home(tmp_path_factory):
 
 def bert(*words):
     return main([*map(str, words)])
-
-
-@pytest.mark.slow
-def test_masks_are_filled_as_by_transformers(home, capsys):
-    """By the published model, and by the checkpoint of a run that continued it."""
-    import transformers
-
-    texts = ["the heart is a [MASK]", "[MASK] of   [MASK], isn't it? 東京 😀"]
-    for folder in (home / "model", max((home / "run").glob("step_*"))):
-        pipeline = transformers.pipeline("fill-mask", str(folder))
-        for text in texts:
-            assert bert("predict", folder, text, "--top", 3) == 0
-            masks = json.loads(capsys.readouterr().out)["masks"]
-            theirs = pipeline(text, top_k=3)
-            for mask, answers in zip(masks, theirs if len(masks) > 1 else [theirs], strict=True):
-                assert [each["word"] for each in mask] == [each["token_str"] for each in answers]
-                expected = [pytest.approx(each["score"], rel=1e-4) for each in answers]
-                assert [each["probability"] for each in mask] == expected
 
 
 def test_a_run_continues_with_the_records_and_the_tokenizer_of_the_model(home, capsys):
@@ -93,36 +73,3 @@ def test_what_does_not_fit_is_refused_before_any_work(home, tmp_path, capsys):
         assert bert(*line) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "pairs").exists()
-
-
-@pytest.mark.slow
-def test_tasks_are_trained_from_the_model(home, tmp_path, capsys):
-    """Classification, entities and answers; the saved folders open in transformers with equal answers."""
-    import transformers
-
-    limits = ["--num-epochs", 1, "--max-seq-length", 64, "--global-batch.micro-batch-size", 8]
-    start = ["--pretrained-ckpt-path", home / "model", *limits]
-    reviews = write_reviews(tmp_path / "reviews.csv", 24)
-    classes = tmp_path / "classes"
-    assert bert("classify", *start, "--train-file", reviews, "--save-ckpt-path", classes) == 0
-    text = "The film was good, 東京 😀"
-    assert bert("predict", classes, text) == 0
-    ours = last_line(capsys)
-    folder = max(classes.glob("step_*"))
-    (theirs,) = transformers.pipeline("text-classification", str(folder))(text)
-    assert theirs["label"] == ours["label"]
-    assert theirs["score"] == pytest.approx(ours["probability"], rel=1e-4)
-    sentences = tmp_path / "train.conll"
-    sentences.write_text("Ada\tB-PER\nis\tO\nin\tO\nParis\tB-LOC\n\n" * 8)
-    files = ["--train-file", sentences, "--validation-file", sentences]
-    entities = tmp_path / "entities"
-    assert bert("ner", *start, *files, "--save-ckpt-path", entities) == 0
-    assert bert("predict", entities, "Ada is in Paris.") == 0
-    assert len(last_line(capsys)["words"]) == 5
-    for name in ("train", "dev"):
-        write_questions(tmp_path / f"{name}-v1.1.json", 8, seed=1)
-    words = ["squad", *start, "--dataset-dir", tmp_path, "--save-ckpt-path", tmp_path / "answers"]
-    assert bert(*words, "--doc-stride", 16, "--max-query-length", 16) == 0
-    predictions = json.loads((tmp_path / "answers/predictions.json").read_text())
-    assert len(predictions) == 8
-    assert all(answer == answer.strip() for answer in predictions.values())

@@ -12,7 +12,6 @@ from support.tiny_models import (
     RUN_OF_RECORDS,
     SENTENCES,
     flags_of,
-    metrics_of,
     write_model,
     write_reviews,
 )
@@ -55,27 +54,6 @@ def trained(home):
     packs["total_num_train_samples"] = 24
     assert pretrain(home, "run", **packs) == 0
     return home / "run"
-
-
-@pytest.mark.slow
-def test_packs_are_trained_and_a_mask_is_filled(trained, capsys):
-    losses = [line["mlm_loss"] for line in metrics_of(trained)]
-    assert len(losses) > 1 and losses[-1] < losses[0]
-    assert main(["predict", str(trained), "the film was [MASK]", "--top", "2"]) == 0
-    (mask,) = json.loads(capsys.readouterr().out)["masks"]
-    need("torch", "transformers")
-    import transformers
-
-    folder = max(trained.glob("step_*"))
-    pipeline = transformers.pipeline("fill-mask", str(folder))
-    described = json.loads((folder / "config.json").read_text())
-    special = {name: described[f"{name}_token_id"] for name in ("pad", "cls", "sep", "bos", "eos")}
-    assert special == {"pad": 0, "cls": 2, "sep": 3, "bos": 2, "eos": 3}
-    names = json.loads((folder / "tokenizer_config.json").read_text())["model_input_names"]
-    assert names == pipeline.tokenizer.model_input_names == ["input_ids", "attention_mask"]
-    for ours, theirs in zip(mask, pipeline("the film was [MASK]"), strict=False):
-        assert ours["word"] == theirs["token_str"]
-        assert ours["probability"] == pytest.approx(theirs["score"], rel=1e-5)
 
 
 def test_an_export_is_compared_where_a_position_reads_a_token(trained, tmp_path, capsys):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from support.hf_models import need
 from support.published import MODELS, write_published
-from support.tiny_models import write_questions
 
 import bert_cli
 from bert_cli.cli import main
@@ -73,34 +72,6 @@ def test_a_special_token_in_a_text_is_plain_text(kind, published):
         ids = tokenizer.library.encode(f"a {name} b", add_special_tokens=False).ids
         assert not {*ids} & {*vars(tokenizer.special).values()} - {tokenizer.special.unk}
     assert tokenizer.pieces[tokenizer.special.mask] == "<mask>"
-
-
-@pytest.mark.slow
-def test_a_question_is_answered_by_characters_of_its_text_and_opened_by_transformers(
-    published, tmp_path
-):
-    """Unigram counts the space before a word to its piece; an answer does not begin with it."""
-    import transformers
-
-    for name, articles, seed in (("train", 8, 1), ("dev", 8, 2)):
-        write_questions(tmp_path / f"{name}-v1.1.json", articles, seed)
-    words = ["squad", "--pretrained-ckpt-path", published / "minilm", "--dataset-dir", tmp_path]
-    words += ["--save-ckpt-path", tmp_path / "run", "--max-seq-length", 48, "--num-epochs", 1]
-    words += ["--global-batch.micro-batch-size", 8, "--doc-stride", 16, "--max-query-length", 16]
-    assert main([*map(str, words)]) == 0
-    answers = json.loads((tmp_path / "run/predictions.json").read_text())
-    assert len(answers) == 8
-    assert all(answer == answer.strip() != "" for answer in answers.values())
-    context = "the cat is good at home"
-    checkpoint = find_source(str(tmp_path / "run")).folder
-    answer = bert_cli.load(checkpoint).answer("who was it?", context)
-    assert answer["answer"] == context[answer["start"] : answer["end"]]
-    assert answer["answer"] == answer["answer"].strip() != ""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    pair = tokenizer("who was it?", context)
-    separators = [place for place, number in enumerate(pair["input_ids"]) if number == 2]
-    assert len(separators) == 2  # as this tool frames a pair, not as RoBERTa
-    assert pair["token_type_ids"][separators[0] + 1] == 1
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """What changes over a run: batch, masks, learning rate. Each resumes bit for bit."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import tensorflow  # noqa: F401 (before the end of the collection, which sets its devices)
@@ -60,15 +58,6 @@ def test_a_run_with_all_changes_resumes_exactly_across_each(complete, capsys):
     continues_bit_for_bit(complete, pretrain, 8, 14)
     assert pretrain(complete, global_batch__growth_frac=0.7) != 0
     assert "step_sizes (of the growth of global_batch" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_jax_does_the_same_and_resumes_exactly_too(complete, tmp_path):
-    theirs = tmp_path / "jax"
-    assert pretrain(theirs, engine="jax") == 0
-    losses = [[line["mlm_loss"] for line in metrics_of(run)] for run in (complete, theirs)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    continues_bit_for_bit(theirs, partial(pretrain, engine="jax"), 8)
 
 
 def test_masks_of_a_mixture_follow_the_plan(tmp_path):

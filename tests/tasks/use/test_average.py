@@ -40,7 +40,6 @@ def copied(home, tmp_path):
     return shutil.copytree(home.path / "run", tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_the_mean_is_that_of_numpy_beside_the_other_files_of_the_newest_checkpoint(home):
     out, paths = home.path / "mean", complete_checkpoints(home.path / "run")
     assert len(paths) == 6 and not list(home.path.glob(".*"))

@@ -1,11 +1,15 @@
 """Each file, each reader, each damage: it is noticed, or goes unnoticed on purpose."""
 
+import itertools
+import json
+import math
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
+from safetensors.numpy import load, save
 from support.tiny_models import write_reviews
 
 from bert_cli.cli import main
@@ -14,18 +18,25 @@ from bert_cli.train.checkpoint import write_best
 NEW = ["--save-ckpt-path", "out", "--total-num-train-samples", "4"]
 TASK = [*NEW, "--pretrained-ckpt-path", "model", "--cache-dir", "null", "--max-seq-length", "32"]
 TASK += ["--global-batch.micro-batch-size", "4", "--no-do-validation", "--train-file"]
+PRETRAIN = ["pretrain", "--config", "settings.json", *NEW]
 READERS = {
     "evaluate": ["evaluate", "run"],
     "average": ["average", "run", "mean", "--last", "2"],
     "predict": ["predict", "run", "a text [MASK]"],
     "resume": ["pretrain", "--config", "run/settings.json", "--save-ckpt-path", "run"],
-    "run": ["pretrain", "--config", "settings.json", "--dataset-dir", "records", *NEW],
+    "run": [*PRETRAIN, "--dataset-dir", "records"],
     "index": ["index", "records", "--check"],
     "inspect": ["inspect", "records"],
     "tokenize": ["tokenize", "records_text", "new", "--vocab", "model", "--processes", "1"],
     "open": ["predict", "model", "a text [MASK]"],
     "classify": ["classify", *TASK, "reviews.csv"],
+    # What reads the checkpoint of a run as a model, or its vocabulary alone.
+    "export": ["export", "run", "exported", "--format", "saved-model"],
+    "start": [*PRETRAIN, "--dataset-dir", "records", "--pretrained-ckpt-path", "run"],
+    "tokenizer": ["classify", *TASK, "reviews.csv", "--tokenizer-path", "run"],
+    "vocabulary": ["tokenize", "records_text", "new", "--vocab", "step", "--processes", "1"],
 }
+OF_CHECKPOINT = [f"step/{name}" for name in ("model.safetensors", "vocab.txt", "state.json")]
 NAMES = {"state.json", "model.safetensors", "config.json", "vocab.txt", "tokenizer_config.json"}
 OF_RUN = ["run/settings.json", "run/best.json", *(f"step/{name}" for name in sorted(NAMES))]
 OF_RECORDS = ["corpus.json", "corpus.offsets", "*.index", "*.tfrecord", "manifest.json"]
@@ -39,9 +50,14 @@ FILES |= {
     "tokenize": ["records_text/a.txt", "model/vocab.txt", "model/tokenizer_config.json"],
     "open": [f"model/{name}" for name in sorted(NAMES - {"state.json"})],
     "classify": ["reviews.csv"],
+    "export": OF_CHECKPOINT,
+    "start": OF_CHECKPOINT,
+    "tokenizer": OF_CHECKPOINT[1:],
+    "vocabulary": OF_CHECKPOINT[1:],
 }
 OF_JSON = ("key twice", "out of range", "other schema")
 DAMAGES = ("missing", "truncated", "a byte changed", "not UTF-8")
+OF_WEIGHTS = ("not a number", "infinite", "F8_E4M3", "F8_E5M2")
 # Reader and file -> the damages that go unnoticed, and why.
 OLDER = (["missing"], "a checkpoint without it is incomplete, so an older one is used")
 UNREAD = (["missing", "not UTF-8"], "it is not read, which two damages show")
@@ -72,11 +88,35 @@ ON_PURPOSE = {
     ("tokenize", "model/vocab.txt"): PADDED,
     ("tokenize", "model/tokenizer_config.json"): CONFIG,
     ("classify", "reviews.csv"): FREE,
+    **dict.fromkeys(
+        ((reader, "step/state.json") for reader in ("export", "start", "tokenizer")), OLDER
+    ),
+    ("vocabulary", "step/state.json"): (
+        ["missing"],
+        "a folder without it is a model, as others write it",
+    ),
     ("open", "model/config.json"): (["a byte changed"], CONFIG[1]),
     ("open", "model/model.safetensors"): (["a byte changed"], CONFIG[1]),
     ("open", "model/vocab.txt"): PADDED,
     ("open", "model/tokenizer_config.json"): CONFIG,
 }
+
+
+def with_damaged_weights(data: bytes, damage: str) -> bytes:
+    """Return the bytes of weights with one that is not finite, or all in a type that NumPy lacks."""
+    tensors = load(data)
+    if damage in ("not a number", "infinite"):
+        name = "bert.encoder.layer.1.output.dense.weight"
+        tensors[name] = tensors[name].copy()
+        tensors[name].flat[5] = math.nan if damage == "not a number" else math.inf
+        return save(tensors, metadata={"format": "pt"})
+    ends = [0, *itertools.accumulate(value.size for value in tensors.values())]
+    entries = {
+        name: {"dtype": damage, "shape": value.shape, "data_offsets": offsets}
+        for (name, value), offsets in zip(tensors.items(), itertools.pairwise(ends), strict=True)
+    }
+    header = json.dumps(entries).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(ends[-1])
 
 
 def damaged(data: bytes, damage: str) -> bytes:
@@ -91,6 +131,8 @@ def damaged(data: bytes, damage: str) -> bytes:
         return re.sub(rb"(?<=[\[: ,])(\d+)(?=[,\]}\n])", rb"-\1", data, count=1)
     if damage == "other schema":
         return b'[{"a": 1}]'
+    if damage in OF_WEIGHTS:
+        return with_damaged_weights(data, damage)
     # A digit, so that text stays valid, of a value; else any byte.
     values = data.partition(b'"own_crc32c"')[0]
     digits = [match.start() for match in re.finditer(rb"[1-8]", values)]
@@ -118,6 +160,7 @@ def test_damage_of_each_file_is_noticed_by_each_reader(
     unnoticed, step = [], 5 if reader == "resume" else 6
     expected, reason = ON_PURPOSE.get((reader, name), ([], ""))
     damages = [*DAMAGES, *(OF_JSON if name.endswith(".json") else ())]
+    damages += OF_WEIGHTS if name == "model/model.safetensors" else ()
     if expected is UNREAD[0]:
         damages = expected
     if (reader, name) == ("resume", "run/best.json"):
@@ -133,11 +176,17 @@ def test_damage_of_each_file_is_noticed_by_each_reader(
         changed = None if damage == "missing" else damaged(data, damage)
         assert changed != data
         path.unlink() if changed is None else path.write_bytes(changed)
-        code = main(READERS[reader])
+        step_folder = f"run/step_0000000{step}"
+        code = main([step_folder if word == "step" else word for word in READERS[reader]])
         said = capsys.readouterr().err
         if code == 0:
             unnoticed.append(damage)
         else:
             place = path.name if path.parent == folder else path.parent.name
             assert code in (2, 3, 4) and place in said, (damage, said)
+            if damage == "a byte changed" and path.parent.name.startswith("step_"):
+                assert f"{name.partition('/')[2]}: has changed since it was saved" in said
+            words = {"not a number": "not finite", "infinite": "not finite"}.get(damage, damage)
+            assert words in said or damage not in OF_WEIGHTS
+            assert not any(Path(out).exists() for out in ("exported", "mean"))
     assert unnoticed == [damage for damage in expected if damage in damages], reason
