@@ -101,7 +101,7 @@ def run(settings: InspectSettings) -> None:
         "\nlengths of examples, in tokens with [CLS] and [SEP]",
         *histogram(sample.lengths, source.sequence_length),
         "\nstatistics",
-        *_table(report),
+        *_table({name: value for name, value in report.items() if not isinstance(value, str)}),
         "\nwarnings" if warnings else "\nno warnings",
         *(f"  {folder}: {warning.what}; {warning.remedy}" for warning in warnings),
     ):
@@ -231,30 +231,15 @@ def find_warnings(report: JSONObject) -> Iterator[Finding]:
 
 
 def _table(report: JSONObject) -> list[str]:
-    """Return a line of text for each statistic; `-` is an unknown value."""
-
-    def percent(name: str) -> str:
-        return "-" if report[name] is None else f"{100 * report[name]:.3g}%"
-
-    def number(name: str) -> str:
-        return "-" if report[name] is None else f"{report[name]:,.2f}"
-
-    masks = ("masks_shown_as_mask", "masks_shown_as_another_word", "masks_shown_as_they_are")
-    rows = {
-        "bytes per record": number("bytes_per_record"),
-        "records in the largest shard": percent("largest_shard_fraction"),
-        "copies of the text": str(report["copies"] or "-"),
-        "positions that are not padding": percent("real_token_fraction"),
-        "tokens per example": number("tokens_per_example"),
-        "predicted tokens": percent("masked_token_fraction"),
-        "  shown as [MASK], another token, themselves": ", ".join(map(percent, masks)),
-        "random next sentences": percent("random_next_fraction"),
-        "unknown tokens": percent("unknown_token_fraction"),
-        "pieces per word, without punctuation": number("pieces_per_word"),
-        f"repetitions of a sequence of {N} tokens, on average": number("repeats"),
-    }
+    """Return a line of text for each statistic by its name in JSON; `-` is an unknown value."""
+    rows = {name.replace("_", " "): value for name, value in report.items()}
     width = max(map(len, rows))
-    return [f"  {name:<{width}}  {value}" for name, value in rows.items()]
+    shown = {
+        name: f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+        for name, value in rows.items()
+        if isinstance(value, int | float)
+    }
+    return [f"  {name:<{width}}  {shown.get(name, '-')}" for name in rows]
 
 
 def histogram(lengths: Counter[int], longest: int) -> list[str]:

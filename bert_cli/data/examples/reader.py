@@ -29,6 +29,7 @@ from bert_cli.errors import ConfigError, DataError
 from bert_cli.planning.plan import Plan
 from bert_cli.text import count
 
+AHEAD = 2  # steps that are read before they are needed
 BLOCK = 1024  # sequences read, masked and packed at once: 15 MB at 512 positions
 USUAL_BLOCK = 8192  # examples of the largest block of a mixture where the weights allow it
 LONGEST_BLOCK = 65536  # weights without a common measure are rounded to fractions of it
@@ -71,9 +72,9 @@ class Batching:
         """Return the fraction of tokens that are masked in a step, None for the fraction in the settings."""
         return None if self.plan is None else self.plan.mask_probability(step)
 
-    def micro_batches(self, rows: Batch) -> Batch:
-        """Return rows [n, ...] as micro-batches [M, B, ...]."""
-        size = self.micro_batch_size
+    def micro_batches(self, rows: Batch, group: int = 1) -> Batch:
+        """Return rows [n, ...], a group for each example, as micro-batches [M, B, ...]."""
+        size = self.micro_batch_size * group
         return {name: rows[name].reshape(-1, size, *rows[name].shape[1:]) for name in rows}
 
 
@@ -93,23 +94,23 @@ class Stream(Protocol):
 
 
 def read_ahead(
-    stream: Stream, first_step: int, end_step: int, depth: int = 2
+    stream: Stream, first_step: int, end_step: int
 ) -> Iterator[tuple[int, Batch, float]]:
     """Yield (step, batch, seconds waited for it) for first_step <= step < end_step.
 
-    One thread reads up to `depth` steps ahead. Its errors are raised here, at their step.
+    One thread reads up to AHEAD steps ahead. Its errors are raised here, at their step.
     """
     pool = ThreadPoolExecutor(1, "read-ahead")
     pending: deque[Future[Batch]] = deque()
     try:
-        for step in range(first_step, min(first_step + depth, end_step)):
+        for step in range(first_step, min(first_step + AHEAD, end_step)):
             pending.append(pool.submit(stream.__getitem__, step))
         for step in range(first_step, end_step):
             started = time.monotonic()
             batch = pending.popleft().result()
             waited = time.monotonic() - started
-            if step + depth < end_step:
-                pending.append(pool.submit(stream.__getitem__, step + depth))
+            if step + AHEAD < end_step:
+                pending.append(pool.submit(stream.__getitem__, step + AHEAD))
             yield step, batch, waited
     finally:
         pool.shutdown(cancel_futures=True)

@@ -247,8 +247,7 @@ class FeatureReader(Stream):
         numbers = self._numbers(self.batching.sample_indices(step))
         longest = int(self.features.lengths[complete].max())
         rows = self.features.batch(numbers, padded_length(longest, self.sequence_length))
-        size = self.batching.micro_batch_size * self.group
-        return {name: rows[name].reshape(-1, size, *rows[name].shape[1:]) for name in rows}
+        return self.batching.micro_batches(rows, self.group)
 
     def _numbers(self, indices: Ints64) -> Ints64:
         """Return the example numbers of the groups at these sample indices."""

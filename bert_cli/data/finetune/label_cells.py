@@ -58,8 +58,8 @@ def number_of(word: str, where: str, *limits: float) -> float:
 
 def labels_of(
     row: Row, columns: Sequence[str], separator: str | None, where: str
-) -> str | tuple[str, ...]:
-    """Return a row's label; or its labels, from a list, from a text with a separator, or the columns that have 1.
+) -> tuple[tuple[str, ...], bool]:
+    """Return a row's labels, and whether it may have several: a list, a text with a separator, columns of 0 and 1.
 
     Raises DataError for a value that is not a label, and for a column of several labels with neither 0 nor 1.
     """
@@ -70,7 +70,7 @@ def labels_of(
             if word not in ZERO_OR_ONE:
                 remedy = "write 1 where the text has this label, or name one --label-column"
                 raise DataError(where, f"'{name}' is '{word}', not 0 or 1", remedy)
-        return tuple(name for name, word in words.items() if ZERO_OR_ONE[word])
+        return tuple(name for name, word in words.items() if ZERO_OR_ONE[word]), True
     (name,) = columns
     value = row[name]
     if isinstance(value, str):
@@ -78,11 +78,11 @@ def labels_of(
     if isinstance(value, str) and separator is not None:
         value = [word for word in value.split(separator) if word.strip()]
     if isinstance(value, list | tuple | set):
-        return tuple(word_of(word, name, where) for word in value)
+        return tuple(word_of(word, name, where) for word in value), True
     if isinstance(value, str) and value.startswith("[") and WRITTEN.fullmatch(value):
         problem = f"'{name}' looks like a list, but cannot be read as one ({value[:40]})"
         raise DataError(where, problem, """write it as ["a", "b"], or without brackets""")
-    return word_of(value, name, where)
+    return (word_of(value, name, where),), False
 
 
 def _as_written(cell: str) -> object:

@@ -43,8 +43,6 @@ SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 MOST_NAMED = 5  # contradictions that a warning names
 MOST_CELLS = 10**9
 """Texts times labels, where a text may have several. A cell takes 1 byte, and 16 bytes where its text is scored."""
-MOST_EXPANSION = 100  # times the size of a compressed file; text has some 3 to 10
-SMALL = 1 << 24  # bytes to which any file may unpack
 
 
 @dataclass(frozen=True)
@@ -122,16 +120,11 @@ def check_files(settings: Mapping[str, Any]) -> None:
 def read_text(path: Path) -> str:
     """Return a file as text, unpacked, without a byte order mark.
 
-    Raises DataError when it is missing, empty, damaged, not UTF-8 (with the line), or expands as no text does.
+    Raises DataError when it is missing, empty, damaged, or not UTF-8 (with the line).
     """
     part = open_file(path)
-    limit = SMALL + MOST_EXPANSION * part.size
     with files.report_damage(part), files.open_part(part) as file:
-        data = file.read(limit if part.compression else -1)
-    if len(data) == limit:
-        problem = f"unpacks to more than {MOST_EXPANSION} times its size"
-        raise DataError(str(path), problem, "unpack it first if that is right")
-    return decoded(data, str(path))
+        return decoded(file.read(), str(path))
 
 
 def decoded(data: bytes, source: str) -> str:
@@ -173,16 +166,21 @@ def read_table(
     """
     remarks: Counter[str] = Counter()
     texts: list[tuple[str, ...]] = []
-    labels: list[tuple[str, str | tuple[str, ...]]] = []
+    wheres: list[str] = []
+    lists: list[tuple[str, ...]] = []
+    is_several = False  # whether rows have lists of labels
     faults: list[DataError] = []
     for where, row in table_rows(path, [*text_columns, *label_columns], remarks):
         try:
             texts.append(tuple(text_of(row, name, where) for name in text_columns))
             if label_columns:
-                labels.append((where, labels_of(row, label_columns, label_separator, where)))
-                if isinstance(labels[-1][1], str) != isinstance(labels[0][1], str):
+                labels, is_list = labels_of(row, label_columns, label_separator, where)
+                if lists and is_list != is_several:
                     problem = "differs from the first row: only one of them has a list of labels"
                     raise DataError(where, problem, "write a list in each row, or in none")
+                is_several = is_list
+                wheres.append(where)
+                lists.append(labels)
         except DataError as error:
             faults.append(error)
             if len(faults) == MOST_FAULTS:
@@ -197,8 +195,6 @@ def read_table(
     ids = list(map(str, range(len(texts))))
     if not label_columns:
         return examples_of(texts, None, ids, None, remarks)
-    wheres = [where for where, _ in labels]
-    lists = [(label,) if isinstance(label, str) else label for _, label in labels]
     is_alone = label_names is None and not any(len(row) > 1 for row in lists)
     if any(lists) and label_separator is not None and is_alone:
         problem = "does not separate labels: no text has two"
@@ -219,7 +215,7 @@ def read_table(
         problem = f"has one label, '{names[0]}'" if names else "has no label in any row"
         raise DataError(source, problem, remedy)
     numbers: Labels = label_numbers(words, names)
-    if not isinstance(labels[0][1], str):
+    if is_several:
         numbers = _several(numbers, [len(row) for row in lists], len(names), source)
         remarks[UNLABELLED] = int(np.count_nonzero(~numbers.any(1)))
     return examples_of(texts, numbers, ids, names, remarks)

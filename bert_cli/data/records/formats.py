@@ -86,14 +86,11 @@ def dynamic_payloads(records: DynamicRecords, token_bytes: int = 2) -> Iterator[
     """Serialize unmasked pairs, the inverse of `parse_dynamic`."""
     first_lengths = tfrecord.varint_rows(records.first_lengths[:, None])
     labels = tfrecord.varint_rows(records.next_sentence_labels[:, None])
-    tokens = _token_strings(records.tokens, np.cumsum(records.lengths), token_bytes)
+    ends = np.cumsum(records.lengths, dtype=np.int64) * token_bytes
+    data = records.tokens.astype(f"<u{token_bytes}").tobytes()
+    tokens = tfrecord.split_bytes(data, ends.tolist())
     features = [("first_length", "int64", first_lengths), ("next_sentence_labels", "int64", labels)]
     return tfrecord.serialize_examples([*features, ("tokens", "bytes", tokens)])
-
-
-def _token_strings(tokens: Ints, ends: Ints, token_bytes: int) -> list[bytes]:
-    in_bytes = ends.astype(np.int64) * token_bytes
-    return tfrecord.split_bytes(tokens.astype(f"<u{token_bytes}").tobytes(), in_bytes.tolist())
 
 
 # --- lengths without reading

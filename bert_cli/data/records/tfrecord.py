@@ -128,9 +128,7 @@ def _feature_head(name: str, kind: str, size: int) -> bytes:
 
 
 def varint_rows(numbers: Ints) -> list[bytes]:
-    """Return each row of [B, n] as varints."""
-    if numbers.min(initial=0) < 0:
-        raise ValueError(f"{numbers.min()}: a negative number cannot be written to a record")
+    """Return each row of [B, n], none negative, as varints."""
     width = len(varint(int(numbers.max(initial=0))))
     if width == 1:
         return byte_rows(numbers.astype(np.uint8))

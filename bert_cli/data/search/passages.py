@@ -72,7 +72,7 @@ def documents_of(part: files.Part, reading: files.Reading) -> Iterator[Document]
     for kind, line in chain(marked_lines(part, reading), [("document", "")]):
         if kind == "document":
             if lines:
-                yield _document(title, lines, number)
+                yield Document(title or _title_of(lines), lines, number, is_named=bool(title))
             number += 1
             title = line
             lines = []
@@ -80,16 +80,13 @@ def documents_of(part: files.Part, reading: files.Reading) -> Iterator[Document]
             lines.append(line)
 
 
-def _document(title: str, lines: Sequence[str], number: int) -> Document:
-    """Return a document; without a title of its own it has its first line's, which need not be complete.
+def _title_of(lines: Sequence[str]) -> str:
+    """Return the title of a document that states none: its first line, which need not be complete.
 
     Of a running head it is the first part: MOUNT(8), where the first heading of each manual is NAME.
     """
-    is_named = bool(title)
-    if not title:
-        title = " ".join(MARKUP.sub("", _first_line(lines)).split())
-        title = f"{title[: TITLE_SHOWN - 1]}…" if len(title) > TITLE_SHOWN else title
-    return Document(title, lines, number, is_named)
+    title = " ".join(MARKUP.sub("", _first_line(lines)).split())
+    return f"{title[: TITLE_SHOWN - 1]}…" if len(title) > TITLE_SHOWN else title
 
 
 def _first_line(lines: Sequence[str]) -> str:

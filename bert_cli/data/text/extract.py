@@ -44,10 +44,6 @@ WIKIEXTRACTOR = [sys.executable, "-P", "-m", "wikiextractor.WikiExtractor", "-o"
 WIKIEXTRACTOR += ["--processes", "1", "--quiet", "--no-templates"]
 
 
-class ToolFailedError(Exception):
-    """A program stopped, crashed or hung, or its output is not text; the message says how."""
-
-
 def run(settings: ExtractSettings) -> None:
     """Extract the text of a dump. Raises DataError if the file is not a dump or has no page with text."""
     path = find_dump(settings.dump)
@@ -174,13 +170,12 @@ def extract_chunk(
     with open(output, "wb") as file:
         if command and pages:
             with TemporaryDirectory(dir=output.parents[1]) as folder:
+                where = f"{name} (pages {_described(titles[0])} to {_described(titles[-1])})"
                 dump_path = Path(folder).absolute() / "chunk.xml"
-                try:
-                    file.write(_run_program(pages, command, header, dump_path))
-                except ToolFailedError as error:
-                    where = f"{name} (pages {_described(titles[0])} to {_described(titles[-1])})"
-                    remedy = "correct the program: it must take a dump as its last argument and print the text"
-                    raise DataError(where, f"the program fails ({error})", remedy) from None
+                dump_path.write_bytes(
+                    b"".join([header, *(page + b"\n" for page in pages), b"</mediawiki>\n"])
+                )
+                file.write(_run_program(command, dump_path, where))
         else:
             file.writelines(_documents(pages, site_of(header, rules), failures))
     documents, empty = _count_documents(output)
@@ -238,13 +233,12 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
     return documents, empty
 
 
-def _run_program(pages: list[bytes], command: Sequence[str], header: bytes, path: Path) -> bytes:
+def _run_program(command: Sequence[str], path: Path, where: str) -> bytes:
     """Run a program on a dump of some pages and return its <doc> blocks.
 
-    If a process of WikiExtractor dies, its other processes wait forever. Raises OSError for a full disk,
-    ToolFailedError for anything else.
+    If a process of WikiExtractor dies, its other processes wait forever. Raises OSError for a full disk, DataError for
+    a program that stopped, crashed or hung, or whose output is not text.
     """
-    path.write_bytes(b"".join([header, *(page + b"\n" for page in pages), b"</mediawiki>\n"]))
     limit = SECONDS_PER_CHUNK + SECONDS_PER_MEGABYTE * path.stat().st_size / 1e6
     text = path.with_name("text")
     messages = path.with_name("messages")
@@ -260,10 +254,13 @@ def _run_program(pages: list[bytes], command: Sequence[str], header: bytes, path
     message = messages.read_text(errors="replace").strip()
     if (reason := os.strerror(errno.ENOSPC)) in message:
         raise OSError(errno.ENOSPC, reason, str(path))
+    blocks = text.read_bytes()
     if problem or "Traceback" in message:
         reason = message.splitlines()[-1] if message else "no message"
-        raise ToolFailedError(f"{problem or 'a crash'} ({reason})")
-    blocks = text.read_bytes()
-    if not DOC.search(blocks):
-        raise ToolFailedError("it writes no <doc> blocks")
+        problem = f"{problem or 'a crash'} ({reason})"
+    elif not DOC.search(blocks):
+        problem = "it writes no <doc> blocks"
+    if problem:
+        remedy = "correct the program: it must take a dump as its last argument and print the text"
+        raise DataError(where, f"the program fails ({problem})", remedy)
     return blocks

@@ -137,7 +137,7 @@ def site_of(header: bytes, templates: Mapping[str, str] | None = None) -> Site:
 
 
 def document(page: bytes, site: Site) -> bytes:
-    """Return a page of a dump as a <doc> block: its title, an empty line, and its lines."""
+    """Return a page of a dump as a <doc> block, as WikiExtractor writes it: its title, an empty line, and its lines."""
     number = PAGE_ID.search(page)
     title = TITLE.search(page)
     match = PAGE_TEXT.search(page)
@@ -145,14 +145,11 @@ def document(page: bytes, site: Site) -> bytes:
     for entity, char in ((b"&lt;", b"<"), (b"&gt;", b">"), (b"&quot;", b'"'), (b"&amp;", b"&")):
         text = text.replace(entity, char)
     lines = "\n".join(to_lines(text.decode(errors="replace"), site))
-    return doc_block(number[1] if number else b"", title[1] if title else b"", lines, site.url)
-
-
-def doc_block(number: bytes, title: bytes, text: str, url: str) -> bytes:
-    """Return a <doc> block as WikiExtractor writes it; `title` is escaped as in XML."""
-    body = html.escape(text, quote=False).encode(errors="replace")
-    head = b'<doc id="%b" url="%b?curid=%b" title="%b">' % (number, url.encode(), number, title)
-    return b"%b\n%b\n\n%b\n\n</doc>\n\n" % (head, title, body)
+    body = html.escape(lines, quote=False).encode(errors="replace")
+    key = number[1] if number else b""
+    name = title[1] if title else b""
+    head = b'<doc id="%b" url="%b?curid=%b" title="%b">' % (key, site.url.encode(), key, name)
+    return b"%b\n%b\n\n%b\n\n</doc>\n\n" % (head, name, body)
 
 
 def to_lines(wikitext: str, site: Site) -> list[str]:
