@@ -152,8 +152,7 @@ class TaskSettings(FinetuneSettings):
     doc_stride: Positive | None = None
     """Read a text of more than max_seq_length tokens in overlapping windows, whose starts are this many tokens apart.
     Each is trained with the text's label, and the text has the mean of their logits; a word of `ner` counts in the
-    window where it is most central. By default such a text is truncated, and a sentence of `ner` is cut between
-    words."""
+    window where it is most central. By default such a text is truncated, and a sentence of `ner` is cut in parts."""
     distillation: Distillation = Distillation()
     """Soft labels of a larger model for a smaller one."""
 

@@ -33,7 +33,6 @@ from bert_cli.statistics import Examples, Sample, identify, sample_of
 CONVERTED = "entities starting with I- (IOB1), converted to B-"
 DOCUMENTS = "-DOCSTART- lines, left out"
 COMMENTS = "comment lines, left out"
-CUT_SENTENCES = "sentences longer than max_seq_length, cut between words"
 WINDOWS = "sentences longer than max_seq_length, read in windows"
 CUT_WORDS = "words longer than max_seq_length, truncated"
 NO_PIECES = "words without pieces (control characters), read as [UNK]"
@@ -192,46 +191,30 @@ def word_features(
     """Return the features, [CLS] pieces [SEP] for each sentence, and the number of cuts of each kind.
 
     Position labels are `labels` and `label_weights` [T]; the weight is 1 at a word's first piece. A sentence that is
-    too long becomes several examples of complete words; with `doc_stride` its `window_spans`, and the weight of a word
-    is 1 in the window where it is most central.
+    too long becomes several examples, its `window_spans`, which overlap with `doc_stride` alone; the weight of a word is
+    1 in the window where it is most central.
     """
     room = max_seq_length - 2
     # A word's pieces do not depend on its neighbours.
-    distinct = list(dict.fromkeys(word for words in sentences.words for word in words))
+    distinct = list(dict.fromkeys(chain.from_iterable(sentences.words)))
     ids_of = dict(zip(distinct, tokenizer.encode_words(distinct), strict=True))
-    flat: list[int] = []
-    places: list[int] = []  # of first pieces
-    spans: list[tuple[int, int, int]] = []  # sentence, first piece, number of pieces
-    lengths: list[int] = []
+    words = list(map(ids_of.__getitem__, chain.from_iterable(sentences.words)))
     remarks: Counter[str] = Counter()
-    for number, words in enumerate(sentences.words):
-        begin = len(flat)
-        first = begin
-        for word in words:
-            ids = ids_of[word]
-            remarks[NO_PIECES] += not ids
-            remarks[CUT_WORDS] += len(ids) > room
-            ids = ids[:room] or [tokenizer.special.unk]
-            if len(flat) + len(ids) > first + room:
-                spans.append((number, first - begin, len(flat) - first))
-                first = len(flat)
-            places.append(len(flat))
-            flat += ids
-        spans.append((number, first - begin, len(flat) - first))
-        lengths.append(len(flat) - begin)
-    sizes = np.array(lengths, np.int64)
-    owner, start, length = np.array(spans, np.int64).T
-    remarks[CUT_SENTENCES] = int(np.count_nonzero(sizes > room))
-    if doc_stride is not None:
-        owner, start, length = window_spans(sizes, room, doc_stride)
-        remarks[WINDOWS] = remarks.pop(CUT_SENTENCES)
+    remarks[NO_PIECES] = sum(not ids for ids in words)
+    remarks[CUT_WORDS] = sum(len(ids) > room for ids in words)
+    words = [ids[:room] or [tokenizer.special.unk] for ids in words]
+    flat = np.array(list(chain.from_iterable(words)), np.int32)
+    first_pieces = np.cumsum([0, *map(len, words)])  # of words, and the end
+    sizes = np.diff(first_pieces[np.cumsum([0, *map(len, sentences.words)])])
+    remarks[WINDOWS] = int(np.count_nonzero(sizes > room))
+    owner, start, length = window_spans(sizes, room, doc_stride or room)
     none = np.zeros_like(length)
     starts = sizes.cumsum() - sizes
-    pieces = Pieces(np.array(flat, np.int32), starts, sizes, np.zeros((0, 2), np.int32))
+    pieces = Pieces(flat, starts, sizes, np.zeros((0, 2), np.int32))
     part = pieces.part(owner, start, length)
     features = framed(tokenizer, part, part._replace(lengths=none), none > 0)
     is_first = np.zeros(len(flat), np.bool_)
-    is_first[places] = True
+    is_first[first_pieces[:-1]] = True
     weights = np.zeros(len(features.tokens), np.float32)
     is_best = most_central(owner, start, length)
     weights[runs(features.starts + 1, length)] = is_first[runs(part.starts, length)] & is_best

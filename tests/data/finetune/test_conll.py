@@ -170,19 +170,19 @@ def test_the_first_piece_of_a_word_carries_its_label(tokenizer):
     assert labels_of(given, features, np.arange(11)) == [[1, 4], [7, 8]] and remarks == {}
 
 
-def test_long_sentences_are_cut_between_words_and_a_word_without_pieces_is_unknown(tokenizer):
+def test_long_sentences_are_cut_and_a_word_without_pieces_is_unknown(tokenizer):
     given = sentences("a Johann b a b a", "a b a")
     features, remarks = conll.word_features(given, tokenizer, 5)
     assert shown(features) == [
-        "[CLS] a [SEP]", "[CLS] jo ##han ##n [SEP]", "[CLS] b a b [SEP]", "[CLS] a [SEP]", "[CLS] a b a [SEP]",
+        "[CLS] a jo ##han [SEP]", "[CLS] ##n b a [SEP]", "[CLS] b a [SEP]", "[CLS] a b a [SEP]",
     ]  # fmt: skip
-    assert features.lengths.max() == 5 and remarks == {conll.CUT_SENTENCES: 1}
+    assert features.lengths.max() == 5 and remarks == {conll.WINDOWS: 1}
     assert labels_of(given, features) == given.labels
     given = sentences("a \u200b\x07 b", "------- a", "[SEP]")  # this special token is text
     features, remarks = conll.word_features(given, tokenizer, 5)
     cut, unknown = "[CLS] - - - [SEP]", "[CLS] [UNK] [UNK] [UNK] [SEP]"
     assert shown(features) == ["[CLS] a [UNK] b [SEP]", cut, "[CLS] a [SEP]", unknown]
-    assert remarks == {conll.NO_PIECES: 1, conll.CUT_WORDS: 1, conll.CUT_SENTENCES: 1}
+    assert remarks == {conll.NO_PIECES: 1, conll.CUT_WORDS: 1, conll.WINDOWS: 1}
     assert labels_of(given, features) == given.labels
 
 

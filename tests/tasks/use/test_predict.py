@@ -226,7 +226,7 @@ def test_words_are_labelled_at_their_first_pieces(models, capsys, tmp_path):
     assert (list(words), list(found)) == (text.split(), labels)
     np.testing.assert_allclose(probabilities, expected.max(1), atol=CLOSE)
     assert bool(row["entities"]) == any(label != "O" for label in labels)
-    # A long sentence is cut between words; every word has a label.
+    # A long sentence is cut; every word has a label.
     assert len(cut["words"]) == 90
     # Punctuation at the end of a word is a word.
     assert [word["word"] for word in attached["words"]] == ["(", "cats", "in", "paris", ".", ")"]
