@@ -6,6 +6,8 @@ that packing changes no mask.
 Shapes: n examples, R sequences, C maximum sequences of a pack, S sequence length, P masked positions.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from bert_cli.arrays import Ints, Ints64
@@ -79,15 +81,17 @@ class Records:
 
         For dynamic records, `probability` replaces the masking probability.
         """
-        recipe = self._masks.with_probability(probability) if self.is_dynamic else None
-        if recipe is None:
+        if not self.is_dynamic:
             columns = self.files.static(numbers)
-        elif self.packs is None:
+            return {name: columns[name] for name in formats.FIELDS}
+        recipe = self._masks
+        if probability is not None:
+            masking = recipe.masking.model_copy(update={"probability": probability})
+            recipe = replace(recipe, masking=masking)
+        if self.packs is None:
             columns = self._masked(epochs, numbers, recipe)
-        else:
-            columns = self._packed(self.packs.records(numbers, epochs), epochs, recipe)
-        names = formats.FIELDS if self.packs is None else formats.PACKED_FIELDS
-        return {name: columns[name] for name in names}
+            return {name: columns[name] for name in formats.FIELDS}
+        return self._packed(self.packs.records(numbers, epochs), epochs, recipe)
 
     def _packed(self, records_nC: Ints, epochs: Ints, recipe: MaskRecipe) -> Batch:
         """Return packs of the dynamic records [n, C], each masked as if it were alone; -1 is none."""

@@ -191,8 +191,8 @@ def word_features(
     """Return the features, [CLS] pieces [SEP] for each sentence, and the number of cuts of each kind.
 
     Position labels are `labels` and `label_weights` [T]; the weight is 1 at a word's first piece. A sentence that is
-    too long becomes several examples, its `window_spans`, which overlap with `doc_stride` alone; the weight of a word is
-    1 in the window where it is most central.
+    too long becomes several examples, its `window_spans`, which overlap with `doc_stride` alone; a word has the weight
+    in the window where it is most central.
     """
     room = max_seq_length - 2
     # A word's pieces do not depend on its neighbours.

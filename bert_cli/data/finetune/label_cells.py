@@ -74,7 +74,10 @@ def labels_of(
     (name,) = columns
     value = row[name]
     if isinstance(value, str):
-        value = _as_written(value.strip())
+        value = value.strip()
+        if WRITTEN.fullmatch(value) and not NO_COMMA.search(value):  # by Python or pandas
+            with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                value = ast.literal_eval(value)
     if isinstance(value, str) and separator is not None:
         value = [word for word in value.split(separator) if word.strip()]
     if isinstance(value, list | tuple | set):
@@ -83,15 +86,6 @@ def labels_of(
         problem = f"'{name}' looks like a list, but cannot be read as one ({value[:40]})"
         raise DataError(where, problem, """write it as ["a", "b"], or without brackets""")
     return (word_of(value, name, where),), False
-
-
-def _as_written(cell: str) -> object:
-    """Return the value that Python or pandas wrote into a cell, or the cell if there is none."""
-    if WRITTEN.fullmatch(cell) and not NO_COMMA.search(cell):
-        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            value: object = ast.literal_eval(cell)
-            return value
-    return cell
 
 
 def from_columns(lists: Sequence[tuple[str, ...]], size: int) -> list[tuple[str, ...]] | None:

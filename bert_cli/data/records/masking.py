@@ -6,7 +6,7 @@ nor on the process that draws it. A mask covers single tokens or all tokens of a
 Shapes: B examples, S positions, P masked positions, V vocabulary size, W words of a row, at most S.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,12 +33,6 @@ class MaskRecipe:
     masking: Masking
     predictions: int  # P, the most masked positions of an example
     is_continuation: Bools | None = None  # [V] tokens that continue a word, for whole words
-
-    def with_probability(self, probability: float | None) -> "MaskRecipe":
-        """Return the recipe with another fraction of masked tokens, unless that is None."""
-        if probability is None:
-            return self
-        return replace(self, masking=self.masking.model_copy(update={"probability": probability}))
 
 
 class _Words(NamedTuple):

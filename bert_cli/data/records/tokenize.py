@@ -7,7 +7,7 @@ randomness follows from the seed, the group's name and the numbers of copy and p
 """
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -116,17 +116,14 @@ def run(settings: TokenizeSettings) -> None:
         whole_word_masking=masking.unit == "word" if masking else None,
     )
     write_corpus(step.out, description)
-    warn_of_truncation(manifest["counts"], recipe.sequence_length)
-
-
-def warn_of_truncation(counts: Mapping[str, int], length: int) -> None:
-    """Print a line if many tokens did not fit into the pairs, and why."""
-    truncated = counts.get("tokens_cut", 0) / max(1, counts.get("tokens", 0))
+    counts = manifest["counts"]
+    truncated = counts["tokens_cut"] / max(1, counts["tokens"])
     if truncated > MUCH_TRUNCATED:
         print_line(
-            f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into {length} positions and "
-            f"are lost: a pair has {counts['tokens'] / counts['records']:.0f} tokens before truncation, because lines "
-            "are long; if they have several sentences, run `bert preprocess` into another folder with "
+            f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into "
+            f"{recipe.sequence_length} positions and are lost: a pair has "
+            f"{counts['tokens'] / counts['records']:.0f} tokens before truncation, because lines are long; if they "
+            "have several sentences, run `bert preprocess` into another folder with "
             "--sentence-splitter sentencex and the --language of the text; or pass --no-nsp, which uses every token"
         )
 

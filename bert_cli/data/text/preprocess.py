@@ -88,7 +88,7 @@ def run(settings: PreprocessSettings) -> None:
     workers = Workers(settings.processes, settings.scheduler)
     shards, dropped = _shards(settings, outputs, reading, workers)
     values: JSONObject = {"language": language_code(language), "splitter": splitter}
-    run_shards(
+    record = run_shards(
         Step(
             "preprocess",
             settings.out,
@@ -101,12 +101,8 @@ def run(settings: PreprocessSettings) -> None:
         partial(split_shard, reading=reading, splitter=splitter, language=language),
         workers,
         notes=[*dropped, *notes],
-        check=_report_dropped_sentences,
     )
-
-
-def _report_dropped_sentences(counts: Stats) -> None:
-    if number := counts.extra.get("sentences_without_words"):
+    if number := record["counts"]["sentences_without_words"]:
         print_line(f"preprocess: dropped {count(number, 'sentence')} without a letter or a digit")
 
 

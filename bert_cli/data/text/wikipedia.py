@@ -95,7 +95,12 @@ class Dump:
         raw = 0
         for page in self.pages():
             head = page[: page.find(b"<revision")]
-            in_namespace = self._is_in_main_namespace(head)
+            if match := NAMESPACE.search(head):
+                in_namespace = match[1] == b"0"
+            else:  # old dumps lack <ns>
+                title = TITLE.search(head)
+                prefix, colon, _ = (title[1] if title else b"").partition(b":")
+                in_namespace = not colon or _normal(prefix) not in self._prefixes
             text = page.find(b"<text", len(head))
             is_redirect = b"<redirect" in head or REDIRECT.match(page, text)
             match = MODEL.search(page, len(head))
@@ -120,14 +125,6 @@ class Dump:
         chunk.raw_bytes = self._raw_bytes - raw
         if chunk.pages or chunk.other_models or self._is_range:
             yield chunk
-
-    def _is_in_main_namespace(self, head: bytes) -> bool:
-        """Return whether a page is in namespace 0: by its <ns>, which old dumps lack, else by its title."""
-        if match := NAMESPACE.search(head):
-            return match[1] == b"0"
-        title = TITLE.search(head)
-        prefix, colon, _ = (title[1] if title else b"").partition(b":")
-        return not colon or _normal(prefix) not in self._prefixes
 
     def streams(self, size: int) -> list[Chunk]:
         """Return ranges of about `size` bytes that can be unpacked separately, none if the file has no such ranges.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -280,6 +280,16 @@ class TokenizerFolder:
         return read_json(path, kind, DataError, COPY_AGAIN)
 
     @cached_property
+    def config(self) -> JSONObject:
+        """The content of tokenizer_config.json, empty without one."""
+        return self._part(CONFIG_FILE, JSONObject)
+
+    @cached_property
+    def listed_tokens(self) -> list[AddedToken]:
+        """The special and added tokens that tokenizer.json lists."""
+        return self._part(TOKENIZER_FILE, TokenizerFile).added_tokens
+
+    @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of texts. Raises DataError if it is absent or not of BERT's kind."""
         # The library reads this variable at its first use. One process encodes the texts of a task.
@@ -293,7 +303,7 @@ class TokenizerFolder:
         else:
             library = self._from_vocabulary()
             notation = WORDPIECE
-        if self.added_tokens and self._part(CONFIG_FILE, JSONObject).get("split_special_tokens"):
+        if self.added_tokens and self.config.get("split_special_tokens"):
             library.encode_special_tokens = True
         ids: dict[str, int] = library.get_vocab()
         if notation is UNIGRAM:
@@ -307,20 +317,17 @@ class TokenizerFolder:
         special = SpecialIds(*(ids[token] for token in self.special_tokens))
         digest = hashlib.sha256(library.to_str().encode()).hexdigest()
         mask = self.special_tokens[-1]
-        takes_space = any(token.content == mask and token.lstrip for token in self._listed_tokens())
+        takes_space = any(token.content == mask and token.lstrip for token in self.listed_tokens)
         return TextTokenizer(library, special, pieces, digest, notation, takes_space)
 
     @cached_property
     def special_tokens(self) -> Sequence[str]:
         """The five special tokens, as this vocabulary writes them."""
-        listed = {token.content for token in self._listed_tokens()}
+        listed = {token.content for token in self.listed_tokens}
         has_roberta_tokens = listed.issuperset(ROBERTA_TOKENS) and not listed.issuperset(
             SPECIAL_TOKENS
         )
         return ROBERTA_TOKENS if has_roberta_tokens else SPECIAL_TOKENS
-
-    def _listed_tokens(self) -> list[AddedToken]:
-        return self._part(TOKENIZER_FILE, TokenizerFile).added_tokens
 
     def _from_json(self) -> tuple["Tokenizer", Notation]:
         """Return the tokenizer of tokenizer.json, which reads the five special tokens as text, and its kind."""
@@ -328,8 +335,13 @@ class TokenizerFolder:
 
         path = self.folder / TOKENIZER_FILE
         description, notation = read_notation(path)
-        ids = {token.content: token.id for token in self._listed_tokens()}
-        self._apply_config(description.get("normalizer") or {})
+        ids = {token.content: token.id for token in self.listed_tokens}
+        normalizer = description.get("normalizer") or {}
+        kind = str(self.config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
+        if normalizer.get("type") == "BertNormalizer" and kind.endswith("BertTokenizer"):
+            # transformers prefers what tokenizer_config.json says.
+            entries = normalizer_entries({"normalizer": NORMALIZER_KEYS}).items()
+            normalizer |= {key: self.config[name] for name, key in entries if name in self.config}
         description |= dict.fromkeys(("post_processor", "truncation", "padding"))
         tokens = description.get("added_tokens", [])
         added = [token for token in tokens if token["content"] not in self.special_tokens]
@@ -344,16 +356,13 @@ class TokenizerFolder:
                 library = Tokenizer.from_str(json.dumps(description))
         except Exception as error:  # the library raises Exception itself
             raise DataError(str(path), f"cannot be read ({error})", COPY_AGAIN) from error
-        self._check_ids(library)
+        for token in self.added_tokens:
+            number = library.token_to_id(token.content)
+            if token.id != number:
+                where = f"{self.folder} (added token {token.content!r}, id {token.id})"
+                problem = f"the ids of added tokens have a gap, so it would get the id {number}"
+                raise DataError(where, problem, COPY_AGAIN)
         return library, notation
-
-    def _apply_config(self, normalizer: JSONObject) -> None:
-        """Set what tokenizer_config.json says of the normalizer of a BERT, which transformers prefers."""
-        config = self._part(CONFIG_FILE, JSONObject)
-        kind = str(config.get("tokenizer_class") or "BertTokenizer").removesuffix("Fast")
-        if normalizer.get("type") == "BertNormalizer" and kind.endswith("BertTokenizer"):
-            entries = normalizer_entries({"normalizer": NORMALIZER_KEYS})
-            normalizer |= {key: config[name] for name, key in entries.items() if name in config}
 
     def _from_vocabulary(self) -> "Tokenizer":
         """Return the tokenizer of vocab.txt, with the fingerprint of the tokenizer.json that `_to_json` makes of it."""
@@ -361,7 +370,7 @@ class TokenizerFolder:
 
         vocabulary = read_vocabulary(self.folder / VOCAB_FILE)
         # Google's first models have no config; all models with "uncased" vocabularies lower-case text.
-        normalization = Normalization.of(self._part(CONFIG_FILE, JSONObject), cased=False)
+        normalization = Normalization.of(self.config, cased=False)
         library = library_tokenizer(vocabulary.ids, normalization)
         library.decoder = decoders.WordPiece(prefix="##")
         return library
@@ -378,11 +387,10 @@ class TokenizerFolder:
 
         Raises DataError for one that transformers reads from another file than tokenizer.json.
         """
-        tokens = self._listed_tokens()
+        tokens = self.listed_tokens
         known = {*self.special_tokens, *(token.content for token in tokens)}
         entries: list[object] = [*self._part(ADDED_FILE, JSONObject)]
-        for name in (CONFIG_FILE, MAP_FILE):
-            config = self._part(name, JSONObject)
+        for config in (self.config, self._part(MAP_FILE, JSONObject)):
             entries += [config.get(key) for key in TOKEN_LISTS]
         for content in contents(entries):
             if content not in known:
@@ -391,22 +399,14 @@ class TokenizerFolder:
                 raise DataError(where, f"is not in a {TOKENIZER_FILE}", remedy)
         return [token for token in tokens if token.content not in self.special_tokens]
 
-    def _check_ids(self, library: "Tokenizer") -> None:
-        """Raise DataError for an added token to which the library gives another id than the file."""
-        for token in self.added_tokens:
-            number = library.token_to_id(token.content)
-            if token.id != number:
-                where = f"{self.folder} (added token {token.content!r}, id {token.id})"
-                problem = f"the ids of added tokens have a gap, so it would get the id {number}"
-                raise DataError(where, problem, COPY_AGAIN)
-
     @property
     def max_length(self) -> int | None:
         """The `model_max_length`, or None. Raises DataError if it is not a length."""
-        longest = self._part(CONFIG_FILE, JSONObject).get("model_max_length")
+        longest = self.config.get("model_max_length")
         if longest is None:
             return None
-        if not _is_length(longest):
+        # transformers writes 10**30 where there is no limit.
+        if not isinstance(longest, int | float) or not 1 <= longest < math.inf:
             where = f"{self.folder / CONFIG_FILE} (model_max_length)"
             problem = f"is {longest!r}"
             raise DataError(where, problem, "write it as a number of tokens, or leave it out")
@@ -428,14 +428,13 @@ class TokenizerFolder:
         if shape.type_vocab_size > 1 and self.special_tokens is ROBERTA_TOKENS:
             # RoBERTa joins two texts by two separators, this tool as BERT.
             files[TOKENIZER_FILE] = frame_texts(files[TOKENIZER_FILE], self.special_tokens)
-        config = self._part(CONFIG_FILE, JSONObject)
         positions = shape.max_position_embeddings
         longest = min(positions, self.max_length or positions)
         splits = not fills_masks
         if any(token.special for token in self.added_tokens):
-            splits = bool(config.get("split_special_tokens"))
+            splits = bool(self.config.get("split_special_tokens"))
         tokens = dict(zip(NAMES, self.special_tokens, strict=True))
-        config = {**tokens, **config, "tokenizer_class": LIBRARY_CLASS}
+        config = {**tokens, **self.config, "tokenizer_class": LIBRARY_CLASS}
         config.pop("auto_map", None)  # code of the folder that it came from
         config |= {"model_max_length": longest, "split_special_tokens": splits}
         # A class of transformers without segments refuses token_type_ids; their default depends on the version.
@@ -455,13 +454,8 @@ class TokenizerFolder:
     @property
     def normalization(self) -> Normalization | None:
         """The normalization of texts, or None if the files do not state the case."""
-        config = self._part(CONFIG_FILE, JSONObject)
+        config = self.config
         if config.get("do_lower_case") is None and (self.folder / TOKENIZER_FILE).is_file():
             config = normalizer_entries(self._part(TOKENIZER_FILE, JSONObject))
         is_known = config.get("do_lower_case") is not None
         return Normalization.of(config, cased=False) if is_known else None
-
-
-def _is_length(value: object) -> TypeGuard[int | float]:
-    """Return whether this is a number of tokens; transformers writes 10**30 where there is no limit."""
-    return isinstance(value, int | float) and 1 <= value < math.inf
