@@ -109,7 +109,16 @@ def parse_json(
 ) -> Value:
     """Return JSON text as a value of `kind`, as `read_json` does; the error names `source`."""
     if OWN_CHECKSUM.encode() in text:
-        text = _without_checksum(source, text, error, remedy)
+        try:
+            record = json_with_unique_keys(text.decode())
+        except ValueError as failure:
+            raise error(source, f"Invalid JSON: {failure}", remedy) from None
+        saved = record.pop(OWN_CHECKSUM, None) if isinstance(record, dict) else None
+        if saved not in (None, actual := json_crc32c(record)):
+            problem = f"has changed since it was saved (crc32c {actual}, not {saved})"
+            edited = f"if you have edited it, remove {OWN_CHECKSUM} from it"
+            raise error(source, problem, f"{remedy}; {edited}")
+        text = json.dumps(record).encode()
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(kind)
         value: Value = adapter.validate_json(text, context=source)
@@ -121,19 +130,6 @@ def parse_json(
         field = ".".join(map(str, first["loc"]))
         raise error(f"{source} ({field})" if field else source, first["msg"], remedy) from None
     return value
-
-
-def _without_checksum(source: str, text: bytes, error: type[BertError], remedy: str) -> bytes:
-    try:
-        record = json_with_unique_keys(text.decode())
-    except ValueError as failure:
-        raise error(source, f"Invalid JSON: {failure}", remedy) from None
-    saved = record.pop(OWN_CHECKSUM, None) if isinstance(record, dict) else None
-    if saved not in (None, actual := json_crc32c(record)):
-        problem = f"has changed since it was saved (crc32c {actual}, not {saved})"
-        remedy += f"; if you have edited it, remove {OWN_CHECKSUM} from it"
-        raise error(source, problem, remedy)
-    return json.dumps(record).encode()
 
 
 def json_with_unique_keys(text: str) -> Any:

@@ -160,9 +160,9 @@ def describe(scores: Mapping[str, Score]) -> str:
     return f"{values}; n {' and '.join(texts)}"
 
 
-def resampled(sample: Sample, seed: int = 0) -> Floats64:
+def resampled(sample: Sample) -> Floats64:
     """Return the score of each resample [R]; those of samples with equally many groups draw the same groups."""
-    return _scores(sample, _draws(int(sample.examples.groups.max()) + 1, seed))
+    return _scores(sample, _draws(int(sample.examples.groups.max()) + 1))
 
 
 def _scores(sample: Sample, counts: UInts8) -> Floats64:
@@ -174,9 +174,9 @@ def _scores(sample: Sample, counts: UInts8) -> Floats64:
     return np.concatenate([rule(part.astype(np.float64), sample.columns) for part in parts])
 
 
-def interval(*systems: Sample, seed: int = 0) -> Score:
+def interval(*systems: Sample) -> Score:
     """Return the score of a system, or the mean of several, with the percentile interval of its bootstrap."""
-    return difference(systems, (), seed)
+    return difference(systems, ())
 
 
 def intervals(samples: Mapping[str, Sample]) -> dict[str, Score]:
@@ -184,7 +184,7 @@ def intervals(samples: Mapping[str, Sample]) -> dict[str, Score]:
     return {name: interval(sample) for name, sample in samples.items()}
 
 
-def difference(first: Sequence[Sample], second: Sequence[Sample], seed: int = 0) -> Score:
+def difference(first: Sequence[Sample], second: Sequence[Sample]) -> Score:
     """Return how much higher the first score is than the second, on the same examples, resampled together.
 
     What each group adds comes from the score without it. With more groups than RESAMPLES the percentiles suffice.
@@ -209,18 +209,18 @@ def difference(first: Sequence[Sample], second: Sequence[Sample], seed: int = 0)
     if second and 1 < groups <= RESAMPLES:
         others = 1 - np.eye(groups, dtype=np.uint8)
         added = groups * value - (groups - 1) * of(lambda sample: _scores(sample, others))
-        low, high = np.array(mean_bounds(added, seed)) + value - added.mean()
+        low, high = np.array(mean_bounds(added)) + value - added.mean()
     elif groups > 1:
-        low, high = np.quantile(of(lambda sample: resampled(sample, seed)), TAILS)
+        low, high = np.quantile(of(resampled), TAILS)
     return Score(value, float(low), float(high), examples.size, groups)
 
 
-def mean_bounds(values: Floats64, seed: int = 0) -> tuple[Floats64, Floats64]:
+def mean_bounds(values: Floats64) -> tuple[Floats64, Floats64]:
     """Return the bounds [...] of the mean of values [..., groups]: the wider of Student's and the bootstrap's."""
     groups = values.shape[-1]
     mean = values.mean(-1)
     centred = values - mean[..., None]
-    draws = _draws(groups, seed).T / groups
+    draws = _draws(groups).T / groups
     shifts = centred @ draws
     variances = centred**2 @ draws - shifts**2
     # Of equal values there is no variance but for rounding, and such a resample says nothing.
@@ -233,9 +233,9 @@ def mean_bounds(values: Floats64, seed: int = 0) -> tuple[Floats64, Floats64]:
 
 
 @lru_cache(maxsize=4)
-def _draws(groups: int, seed: int) -> UInts8:
+def _draws(groups: int) -> UInts8:
     """Return how often each resample has each group [R, groups]."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     # More than 255 times is impossible: with so many groups, one of them has some ten at most.
     counts = np.empty((RESAMPLES, groups), np.uint8)
     for row in counts:

@@ -21,7 +21,6 @@ class VectorDistillation(Settings):
     folder or name. Its vectors of the training texts are computed before the first step and cached by text."""
 
 
-COMPRESSED = (".gz", ".xz", ".bz2", ".zst", ".zstd")
 WITHOUT_TEACHER = "distillation", VectorDistillation()
 
 
@@ -115,13 +114,6 @@ class EmbedSettings(FinetuneSettings):
             problem = f"names {count(len(self.columns), 'column')} for objective {self.objective!r}"
             least = "two or more" if self.objective == "pairs" else "one"
             raise SettingError("text_column", problem, f"name {least}")
-        file = self.train_file
-        if file and file.suffix.lower() in COMPRESSED:
-            file = file.with_suffix("")
-        if self.objective == "pairs" and file and file.suffix == ".txt":
-            problem = "contains single texts, but --objective pairs needs two columns"
-            remedy = "use a table, or pass --objective simcse for single texts, or --distillation.teacher"
-            raise SettingError("train_file", problem, remedy)
         if self.texts_per_example == 2 and self.global_batch.examples < 2:
             problem = "has one pair per step, so there is nothing to compare it with"
             remedy = "raise micro_batch_size or the accumulation"

@@ -51,20 +51,6 @@ class Parallel(Settings):
         first, second = [*self.tensor, 1, 1][:2]
         return first, second
 
-    @property
-    def has_one_stage(self) -> bool:
-        """Return whether the model is in one stage, or in stages that `auto` replaces."""
-        return self.layout == "auto" or len(self.pipeline_stages or ()) == 1
-
-    def check_model(self, model: Settings) -> None:
-        """Raise SettingError for a number of devices that does not divide the sizes of the model."""
-        first, second = self.tensor_shape
-        sizes = {"num_attention_heads": first, "intermediate_size": first, "hidden_size": second}
-        for name, shards in sizes.items():
-            if getattr(model, name) % shards:
-                problem = f"{shards} does not divide bert_config.{name} ({getattr(model, name)})"
-                raise SettingError("parallel.tensor", problem, "choose a number that does")
-
     @field_validator("pipeline_stages")
     @classmethod
     def _expand_repeats(cls, stages: list[list[str]] | None) -> list[list[str]] | None:

@@ -179,7 +179,11 @@ class TrainSettings(Settings):
         **dict.fromkeys(("compile", "parallel.optimizer_state_offload"), _only("tensorflow")),
         **dict.fromkeys(("parallel.tensor", "parallel.shard_weights"), _only("jax")),
         "parallel.pipeline_stages": Unless(
-            lambda of: of.engine == "tensorflow" or of.parallel.has_one_stage,
+            lambda of: (
+                of.parallel.layout == "auto"
+                or of.engine == "tensorflow"
+                or len(of.parallel.pipeline_stages) == 1
+            ),
             "without engine tensorflow",
             "pass --parallel.layout auto, or pass --engine tensorflow",
         ),
@@ -279,8 +283,12 @@ class TrainSettings(Settings):
 
     def _check(self) -> None:
         model = self.bert_config
-        if self.knows_its_model:
-            self.parallel.check_model(model)
+        first, second = self.parallel.tensor_shape
+        shards = {"num_attention_heads": first, "intermediate_size": first, "hidden_size": second}
+        for name, number in shards.items() if self.knows_its_model else ():
+            if getattr(model, name) % number:
+                problem = f"{number} does not divide bert_config.{name} ({getattr(model, name)})"
+                raise SettingError("parallel.tensor", problem, "choose a number that does")
         if self.total_num_train_samples is not None and is_set(self, "num_epochs"):
             problem = "and num_epochs both set the length of the run"
             raise SettingError("total_num_train_samples", problem, "leave out one of them")

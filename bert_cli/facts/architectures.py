@@ -6,7 +6,7 @@ as names for `pkgutil.resolve_name`, so that a row loads no Keras.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationInfo
 from pydantic.fields import FieldInfo
@@ -171,18 +171,10 @@ def fields_of(group: type[BaseModel]) -> Mapping[str, FieldInfo]:
     """Return the fields of a group of settings; for the shape of a model the fields of all architectures."""
     if not issubclass(group, BertConfig):
         return group.model_fields
-    fields: dict[str, FieldInfo] = {}
-    texts: list[str] = []
+    fields = dict(BertConfig.model_fields)
     for architecture in ARCHITECTURES.values():
-        shape = architecture.shape
-        texts.append(str(shape.model_fields["architecture"].description).removesuffix("."))
-        for name, about in shape.model_fields.items():
+        for name, about in architecture.shape.model_fields.items():
             fields.setdefault(name, about)
-    fields["architecture"] = FieldInfo(
-        annotation=Literal[tuple(ARCHITECTURES)],  # type: ignore[arg-type]
-        default=BertConfig().architecture,
-        description=f"{', or '.join(texts)}.",
-    )
     return fields
 
 

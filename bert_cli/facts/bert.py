@@ -56,8 +56,11 @@ class BertConfig(Settings):
     """Added to the variance in LayerNorm."""
     position_embedding_type: Hidden[Literal["absolute"]] = "absolute"
     """Position embeddings are learned, one vector for each position."""
-    architecture: Literal["bert"] = "bert"
-    """Encoder layers: `bert`."""
+    architecture: Literal["bert", "groupbert", "modernbert"] = "bert"
+    """Encoder layers: `bert`, or `groupbert` with a convolution and a second feed-forward (Chelombiev et al. 2021), or
+    `modernbert` with rotary positions, local and global attention and a gated feed-forward (Warner et al. 2024); its
+    sizes have the values of ModernBERT-base by default. `hidden_dropout_prob` acts after the attention output, and
+    before the classifier of a task."""
 
     def products(self, rows: int) -> list[Product]:
         """Return the matrix products of a layer for so many positions: attention, then feed-forward."""

@@ -19,8 +19,7 @@ class GroupBertConfig(BertConfig):
     LAYER_NORMS: ClassVar = 5
     IS_PRE_NORM: ClassVar = True
 
-    architecture: Literal["groupbert"] = "groupbert"  # type: ignore[assignment]
-    """`groupbert` with a convolution and a second feed-forward (Chelombiev et al. 2021)."""
+    architecture: Literal["groupbert"] = "groupbert"
     conv_kernel_size: Positive = 7
     """Positions that the convolution of a GroupBERT layer reads; an odd number."""
     conv_group_size: Positive = 16

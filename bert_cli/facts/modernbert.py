@@ -48,10 +48,7 @@ class ModernBertConfig(BertConfig):
     type_vocab_size: ClassVar[int] = 1  # type: ignore[misc]
     position_embedding_type: ClassVar[str] = "rotary"  # type: ignore[assignment,misc]
 
-    architecture: Literal["modernbert"] = "modernbert"  # type: ignore[assignment]
-    """`modernbert` with rotary positions, local and global attention and a gated feed-forward (Warner et al. 2024); its
-    sizes have the values of ModernBERT-base by default. `hidden_dropout_prob` acts after the attention output, and
-    before the classifier of a task."""
+    architecture: Literal["modernbert"] = "modernbert"
     vocab_size: Size = 50368
     num_hidden_layers: Depth = 22
     intermediate_size: Size = 1152

@@ -76,9 +76,11 @@ def add_help(
     has_more = "about" in settings.model_fields
     if has_more and not is_complete:
         sections = usual_sections(sections, command)
-    positional = [option for section in sections for option in section.options if not option.flags]
-    words = [f"bert {command} [options]", *map(_usage, positional)]
-    parser.usage = USAGES.get(command, " ".join(words))
+    usage = f"bert {command} [options]"
+    for option in (o for section in sections for o in section.options if not o.flags):
+        word = f"{option.takes} ..." if option.is_list else option.takes
+        usage += f" {word}" if option.is_required else f" [{word}]"
+    parser.usage = USAGES.get(command, usage)
     paragraphs = purpose_of(settings).split("\n\n")
     parser.description = "\n\n".join(textwrap.fill(text, _width()) for text in paragraphs)
     for section in sections:
@@ -111,11 +113,6 @@ def _add_to_help(group: argparse._ArgumentGroup, option: Option) -> None:
     takes = option.name.rpartition("_")[2].upper() if is_too_wide else option.takes
     more |= {"metavar": takes, "help": text, "choices": option.choices or None}
     group.add_argument(*(option.flags or (option.name,)), **more)
-
-
-def _usage(option: Option) -> str:
-    word = f"{option.takes} ..." if option.is_list else option.takes
-    return word if option.is_required else f"[{word}]"
 
 
 def wrap_command(example: str, width: int) -> str:

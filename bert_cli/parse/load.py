@@ -357,7 +357,13 @@ def _setting_error(
     if item["type"] == "extra_forbidden":
         return ConfigError(where, *_unknown_setting(steps, known))
     if item["type"] == "missing":
-        return ConfigError(where, "is missing", _how_to_give(settings, path))
+        inside = [o for o in options_of(settings) if f"{o.name}.".startswith(f"{path}.")]
+        needed = [option for option in inside if option.is_required] or inside
+        flags = " and ".join(option.flags[0] if option.flags else option.takes for option in needed)
+        remedy = f"pass {flags}" if flags else "set it there"
+        if flags and "about" in settings.model_fields:
+            remedy += " or set it in a config (--config FILE)"
+        return ConfigError(where, "is missing", remedy)
     if item["type"] == "bool_parsing":
         return ConfigError(where, f"got {item['input']!r}, not a boolean", "use true or false")
     if item["type"] == "value_error":
@@ -401,12 +407,3 @@ def _unknown_setting(steps: Sequence[str], known: Sequence[str]) -> tuple[str, s
     near = near or next(("".join(part) for part in parts if part[2] == name), None)
     remedy = f"did you mean {near!r}?" if near else "remove it"
     return why_unknown(path) or ("no such setting", remedy)
-
-
-def _how_to_give(settings: type[BaseModel], path: str) -> str:
-    options = options_of(settings)
-    inside = [option for option in options if f"{option.name}.".startswith(f"{path}.")]
-    needed = [option for option in inside if option.is_required] or inside
-    flags = " and ".join(option.flags[0] if option.flags else option.takes for option in needed)
-    in_config = " or set it in a config (--config FILE)" if "about" in settings.model_fields else ""
-    return f"pass {flags}{in_config}" if flags else "set it there"

@@ -72,13 +72,11 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
 
     An option stands under the heading of the class that declares it; those of a Shared class are the command's own.
     """
-    positional = Section("arguments")
-    command_section = Section(f"options of bert {command}")
+    arguments: list[Option] = []
+    unshared = [CONFIG] if "about" in settings.model_fields else []
     shared: list[Option] = []
-    by_title = {command_section.title: command_section}
+    inherited: dict[str, list[Option]] = {}
     groups: list[Section] = []
-    if "about" in settings.model_fields:
-        command_section.options.append(CONFIG)
     for name, about in settings.model_fields.items():
         if HIDDEN in about.metadata:
             continue
@@ -86,20 +84,28 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
             groups += _group(name, about, about.default, True)
             continue
         owner = next(kind for kind in settings.__mro__ if name in kind.__annotations__)
-        section = command_section
         if POSITIONAL in about.metadata:
-            section = positional
-        elif owner is not settings and Shared not in owner.__bases__:
-            title = _heading(owner)
-            section = by_title.setdefault(title, Section(title))
-        is_shared = section is command_section and owner is not settings
-        options = shared if is_shared else section.options
+            options = arguments
+        elif owner is settings:
+            options = unshared
+        elif Shared in owner.__bases__:
+            options = shared
+        else:
+            # A command that other commands extend, or else the first words of the class.
+            example = next(iter(examples_of(owner)), "")
+            title = "options of " + " ".join(example.split()[:2])
+            if not example:
+                title = re.split(r"[.:;]", _one_line(owner.__doc__))[0]
+            options = inherited.setdefault(title, [])
         options.append(_option(name, about, None, True))
-    command_section.options.extend(shared)
     # The fields of base classes come first in a class, and their options last.
-    _, *inherited = by_title.values()
-    sections = [positional, command_section, *reversed(inherited), *groups]
-    return [section for section in sections if section.options]
+    titled = [
+        ("arguments", arguments),
+        (f"options of bert {command}", unshared + shared),
+        *reversed(inherited.items()),
+    ]
+    sections = [Section(title, options=options) for title, options in titled]
+    return [section for section in (*sections, *groups) if section.options]
 
 
 def options_of(settings: type[BaseModel]) -> list[Option]:
@@ -129,12 +135,6 @@ def examples_of(settings: type[BaseModel]) -> list[str]:
 def purpose_of(settings: type[BaseModel]) -> str:
     """Return the part of a class docstring before its examples."""
     return inspect.cleandoc(settings.__doc__ or "").partition("Example:")[0].strip()
-
-
-def _heading(kind: type[BaseModel]) -> str:
-    for example in examples_of(kind):
-        return "options of " + " ".join(example.split()[:2])
-    return re.split(r"[.:;]", _one_line(kind.__doc__))[0]
 
 
 def _group(path: str, about: FieldInfo, default: object, required: bool) -> list[Section]:
@@ -171,28 +171,27 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
         default = getattr(group, name, about.default)
     elif not about.is_required() and not about.default_factory_takes_validated_data:
         default = about.get_default(call_default_factory=True)
+    if isinstance(default, bool):
+        default = "yes" if default else "no"
+    elif isinstance(default, list):
+        default = ",".join(map(str, default))
+    text = _one_line(about.description)
+    if required and not positional:
+        text += " (required)"
+    elif default not in (None, ""):
+        text += f" (default: {default})"
     return Option(
         flags=() if positional else flags,
         name=path,
         takes=path.replace("_", "-").upper() if positional else takes,
         choices=tuple(map(str, get_args(kinds[0]))) if is_choice else (),
-        text=_with_default(_one_line(about.description), default, required and not positional),
+        text=text,
         is_path=is_path(about),
         is_required=required,
         is_list=any(get_origin(kind) is list for kind in kinds),
         allows_none=NoneType in get_args(about.annotation),
         is_usual=USUAL in about.metadata,
     )
-
-
-def _with_default(text: str, default: object, required: bool) -> str:
-    if isinstance(default, bool):
-        default = "yes" if default else "no"
-    elif isinstance(default, list):
-        default = ",".join(map(str, default))
-    if required:
-        return f"{text} (required)"
-    return text if default in (None, "") else f"{text} (default: {default})"
 
 
 def _takes(kinds: Sequence[Any], names_a_path: bool) -> str:
@@ -346,10 +345,7 @@ def _value(option: Option, words: Any) -> Any:
         if text.lstrip().startswith(("[", "{")):
             values += as_list(json_with_unique_keys(text))
         elif option.flags and text:
-            try:
-                values += next(csv.reader([text], skipinitialspace=True))
-            except csv.Error:  # a line end
-                values += text.split(",")
+            values += next(csv.reader([text], skipinitialspace=True))
         else:  # an empty value, or a positional argument, which the shell has split
             values.append(text)
     return values
@@ -377,7 +373,7 @@ def _unknown_arguments(
             remedy = "a run is checked by `bert doctor pretrain`"
         elif len(flags) < len(options):
             remedy += "; write a text that begins with - behind --"
-        known = why_unknown(flag.lstrip("-").replace("-", "_"), program)
+        known = why_unknown(flag.lstrip("-").replace("-", "_"))
         errors.append(ConfigError(f"{program} ({word})", *(known or ("no such flag", remedy))))
     return combine(errors)
 

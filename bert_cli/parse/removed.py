@@ -46,11 +46,6 @@ SETTINGS = {
     "text_field": FORMATS,
     "documents": FORMATS,
 }
-FLAGS_OF = {
-    "checkpoint": ("bert bench pretrain", "bert bench squad"),
-    **dict.fromkeys(("input_format", "text_field", "documents"), ("bert tokenize", "bert vocab")),
-}
-"""Settings that these programs alone had; to the others they are unknown."""
 # Command, of one word or two -> what to use.
 COMMANDS = {
     "pack": PACKS,
@@ -59,16 +54,11 @@ COMMANDS = {
 }
 
 
-def why_unknown(key: str, program: str = "") -> tuple[str, str] | None:
-    """Return problem and remedy for a key of the original, a removed one, or one in a removed group; else None.
-
-    A key in a file has no program.
-    """
+def why_unknown(key: str) -> tuple[str, str] | None:
+    """Return problem and remedy for a key of the original, a removed one, or one in a removed group; else None."""
     if refusal := instead_of(key):
         return refusal
     name = our_name(key)
-    if not program.startswith(FLAGS_OF.get(name, program)):
-        return None
     while name:
         if name in SETTINGS:
             return PROBLEM, SETTINGS[name]

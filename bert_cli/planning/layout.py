@@ -82,8 +82,8 @@ def parameters(work: Workload) -> int:
 
 
 def reduced_bytes(work: Workload) -> int:
-    """Return the bytes of the gradient all-reduce of a step."""
-    return 0 if work.batch.replicas == 1 else 4 * parameters(work)
+    """Return the bytes of the gradients that several replicas add up in a step."""
+    return 4 * parameters(work)
 
 
 def fullest(work: Workload) -> tuple[int, Estimate]:
@@ -271,25 +271,16 @@ def describe_layout(work: Workload) -> list[str]:
     if batch.replicas > 1:
         often = "micro-batch" if parallel.shard_weights else "step"
         sums = f"{format_bytes(reduced_bytes(work))} of gradients with the others once a {often}"
-        lines.append(f"each replica adds up {sums}")
-    return lines + without_effect(work)
+        return [*lines, f"each replica adds up {sums}"]
+    for name in ("replicated_tensor_sharding", "shard_weights"):
+        if getattr(parallel, name):
+            lines.append(f"parallel.{name} has no effect in this layout")
+    return lines
 
 
 def simulated(devices: int) -> str:
     """Return a message that a CPU simulates several devices of a process."""
     return f"{devices} devices are simulated on the CPU, and share its {count(cpu_count(), 'core')}"
-
-
-def slow_steps(work: Workload, cpu_devices: int, *, is_dry_run: bool) -> list[str]:
-    """Return a line about devices that the CPU simulates, and a line about the steps of a dry run."""
-    lines = [f"{simulated(cpu_devices)}; {AUTO}"] if cpu_devices > 1 else []
-    if is_dry_run:
-        each = count(work.batch.grad_acc_steps_per_replica, "micro-batch")
-        lines.append(
-            f"dry run: two complete steps, {each} of each replica; shorter with a smaller "
-            "--global-batch.grad-acc-steps-per-replica, which changes the plan above"
-        )
-    return lines
 
 
 def shape(work: Workload) -> str:
@@ -306,15 +297,3 @@ def blocks_on(stages: Stages, mapping: Sequence[int], device: int) -> str:
     """Return the blocks on one device, its stages separated by a bar."""
     on_device = [stage for stage, on in zip(stages, mapping, strict=True) if on == device]
     return " | ".join(" ".join(short(stage)) for stage in on_device)
-
-
-def without_effect(work: Workload) -> list[str]:
-    """Return a line for each setting that has no effect in this layout."""
-    parallel = work.parallel
-    if work.batch.replicas > 1:
-        return []
-    return [
-        f"parallel.{name} has no effect in this layout"
-        for name in ("replicated_tensor_sharding", "shard_weights")
-        if getattr(parallel, name)
-    ]

@@ -94,7 +94,8 @@ def on_device(work: Workload, stages: Stages, mapping: Sequence[int], device: in
     first, second = parallel.tensor_shape
     elements = weights_of(config)
     weights = sum(elements[name] for name in blocks) // (first * second)
-    shards = _shards(work)
+    is_divisible = config.hidden_size % work.batch.replicas == 0 and second == 1
+    shards = work.batch.replicas if work.engine == "tensorflow" or is_divisible else 1
     shard = math.ceil(weights / shards)
     stored = shard if parallel.shard_weights else weights
     updated = shard if parallel.replicated_tensor_sharding else stored
@@ -106,42 +107,30 @@ def on_device(work: Workload, stages: Stages, mapping: Sequence[int], device: in
     accumulated = stored + max(0, tables - 1) * config.vocab_size * config.hidden_size
     masked = work.batch.micro_batch_size * work.masked * _reads_word_table(config, blocks)
     logits = FLOAT32 * masked * config.vocab_size // first
+    size = COMPUTE_BYTES[work.precision]
+    micro_batches = work.batch.grad_acc_steps_per_replica
+    layers = sum(min(micro_batches, len(stages) - n) * stages[n].count("hid") for n in numbers)
+    layer = saved_by_layer(work) // (first * second)
+    if parallel.recompute:
+        # The layer in its backward pass also has its gradients.
+        inputs = layers * size * _positions(work) * config.hidden_size // second
+        activations = inputs + 2 * layer
+    else:
+        copies = size * weights if work.precision.startswith("mixed") else 0
+        activations = layers * layer + copies
     return Estimate(
         weights=WEIGHT_BYTES[work.precision] * stored,
         accumulators=FLOAT32 * accumulated,
         moments=0 if parallel.optimizer_state_offload else MOMENT_BYTES * updated,
-        activations=_activations(work, stages, numbers, weights),
+        activations=activations,
         logits=logits // parallel.embedding_serialization_factor,
     )
-
-
-def _shards(work: Workload) -> int:
-    """Return the number of parts into which replicas can divide weights or moments."""
-    is_divisible = work.model.hidden_size % work.batch.replicas == 0
-    can_shard = work.engine == "tensorflow" or (is_divisible and work.parallel.tensor_shape[1] == 1)
-    return work.batch.replicas if can_shard else 1
 
 
 def _reads_word_table(config: BertConfig, blocks: Sequence[str]) -> bool:
     """Return whether one of the blocks scores the vocabulary with the word embeddings."""
     last_blocks = ARCHITECTURES[config.architecture].last_blocks.items()
     return any(block.reads_word_table for name, block in last_blocks if name in blocks)
-
-
-def _activations(work: Workload, stages: Stages, numbers: Sequence[int], weights: int) -> int:
-    """Return the bytes that stages of one device save, and the 16-bit copies of its weights."""
-    first, second = work.parallel.tensor_shape
-    size = COMPUTE_BYTES[work.precision]
-    micro_batches = work.batch.grad_acc_steps_per_replica
-    layers = sum(
-        min(micro_batches, len(stages) - number) * stages[number].count("hid") for number in numbers
-    )
-    layer = saved_by_layer(work) // (first * second)
-    if work.parallel.recompute:
-        # The layer in its backward pass also has its gradients.
-        return layers * size * _positions(work) * work.model.hidden_size // second + 2 * layer
-    copies = size * weights if work.precision.startswith("mixed") else 0
-    return layers * layer + copies
 
 
 def _positions(work: Workload) -> int:

@@ -32,7 +32,6 @@ REFUSALS = [
     ("classify --held-out-fraction 0.2 --validation-file f", "no effect with validation_file"),
     ("classify --generated-dataset --early-stop 3", "has no effect with generated_dataset"),
     ("embed --generated-dataset --held-out-fraction 0.3", "has no effect with generated_dataset"),
-    ("embed --train-file a.txt.gz", "contains single texts, but --objective pairs"),
     ("squad --max-seq-length 31", "greater than or equal to 32"),
     ("classify --text-column a,b,c", "names 3 columns; name one or two"),
     ("doctor pretrain --seed 3", "max_seq_length: is missing"),

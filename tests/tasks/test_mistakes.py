@@ -179,7 +179,7 @@ MISTAKES = [
     (f"{EMBED} other.csv", 3, "has no column 'anchor'"),
     (f"{EMBED} gap.csv", 3, "has an empty text"),
     (f"{EMBED} two.csv --retrieval-file qrels/wrong.tsv", 3, "is not in"),
-    (f"{EMBED} texts.txt", 2, "contains single texts, but --objective pairs needs two columns; use a table, or pass"),
+    (f"{EMBED} texts.txt", 3, "texts.txt: has a text on each line, not the columns 'anchor', 'positive'; use a table"),
     (f"{EMBED} two.csv --validation-file much.csv", 3, "is not a number"),
     (f"{EMBED} two.csv --validation-file same.csv", 3, "all scores are equal; use different scores"),
     (f"{EMBED} two.csv --global-batch.micro-batch-size 1", 2, "has one pair per step"),

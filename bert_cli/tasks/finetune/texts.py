@@ -8,7 +8,7 @@ mismatched development set from other sources; the checkpoint is chosen on the m
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -92,7 +92,13 @@ def build(
     train = features.pop("train", None)
     weights = None
     if train is not None:
-        _warn_of_few(labels, names)
+        counts = label_counts(labels, len(names)).tolist()
+        for number, which in enumerate(
+            ("no training text, so nothing learns it", "one training text")
+        ):
+            few = [name for name, texts in zip(names, counts, strict=True) if texts == number]
+            if few:
+                print_error(f"warning: {count(len(few), 'label')} with {which}: {listed(few)}")
         if settings.class_weights is not None:
             weights = weights_of(labels, names, settings.class_weights)
             each = weights if train.owner is None else weights[train.owner]
@@ -114,15 +120,6 @@ def build(
         has_several_labels=labels.ndim == 2,
     )
     return of_pairs(task, settings, source) if settings.few else task
-
-
-def _warn_of_few(labels: Column, names: Sequence[str]) -> None:
-    """Print a warning that names the labels of no training text or of one."""
-    counts = label_counts(labels, len(names))
-    for number, texts in enumerate(("no training text, so nothing learns it", "one training text")):
-        few = [names[label] for label in np.flatnonzero(counts == number).tolist()]
-        if few:
-            print_error(f"warning: {count(len(few), 'label')} with {texts}: {listed(few)}")
 
 
 def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[str, TextExamples]:
@@ -195,7 +192,13 @@ def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits:
             print_line(calibration)
         _write_predictions(folder, "validation", held_out, answers, probabilities)
 
-    table = _table(title, header, rows) if len(names) <= MOST_PRINTED else ""
+    table = ""
+    if len(names) <= MOST_PRINTED:  # numbers that are no integers have four digits
+        cells = [
+            [f"{c:.4f}" if isinstance(c, float) else str(c) for c in row] for row in (header, *rows)
+        ]
+        width = max(len(cell) for row in cells for cell in row)
+        table = "\n".join([title, *("  ".join(f"{c:>{width}}" for c in row) for row in cells)])
     samples = _score(METRICS, sets, {"validation": answers})
     return Result(samples, write, table, decision=None if stored else decision)
 
@@ -210,14 +213,6 @@ def _decided(
     choosing = half_of(held_out.examples, choosing=True)
     decision = stored or decide(logits[choosing], labels[choosing], names)
     return decision, decision.answers(logits, several=labels.ndim == 2)
-
-
-def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as text under a title and a header, numbers that are no integers with four digits."""
-    form = "{:.4f}".format
-    cells = [[form(c) if isinstance(c, float) else str(c) for c in row] for row in (header, *rows)]
-    width = max(len(cell) for row in cells for cell in row)
-    return "\n".join([title, *("  ".join(f"{cell:>{width}}" for cell in row) for row in cells)])
 
 
 # --- GLUE and CLUE
@@ -412,15 +407,9 @@ def _write_predictions(
 ) -> None:
     """Write the answer to each example with its text; the set "validation_x" goes to predictions_x.jsonl."""
     path = folder / f"predictions{name.removeprefix('validation')}.jsonl"
-    write_lines(path, map(json.dumps, _rows(examples, answers, probabilities)))
-    print_line(f"{name}: {len(examples):,} predictions in {path}")
-
-
-def _rows(
-    examples: TextExamples, answers: Column, probabilities: Column | None
-) -> Iterator[Mapping[str, object]]:
     assert examples.labels is not None
     names = examples.label_names
+    lines = []
     for number, text in enumerate(examples.first):
         row: dict[str, object] = {"id": examples.ids[number], "text": text}
         if examples.second is not None:
@@ -436,4 +425,6 @@ def _rows(
         else:
             row |= {"label": names[label], "predicted": names[answer]}
             row["probability"] = round(float(probabilities[number]), 6)
-        yield row
+        lines.append(json.dumps(row))
+    write_lines(path, lines)
+    print_line(f"{name}: {len(examples):,} predictions in {path}")

@@ -222,7 +222,8 @@ def _vocabulary_of(name: str) -> Vocabulary:
 def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tuple[Machine, str]:
     """Return this machine with the rate of some steps of a candidate on synthetic examples, and a description."""
     with quiet_imports():
-        from bert_cli.tasks.run import resolve  # loads TensorFlow
+        from bert_cli.tasks.bench.measure import Timer  # loads TensorFlow
+        from bert_cli.tasks.run import pretrain, resolve, train
     kind, devices, _ = resolve.runtime(settings.engine).devices_here(Processes(()))
     machine = Machine(kind, devices, look.fastest_precision(kind), flops=math.inf)
     name, config = (model.name, model.config) if model else ("", None)
@@ -243,7 +244,14 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         precision=machine.precision,
         optimizer_opts=OptimizerOpts(**recipe.optimizer(1e-5, 0.0, machine.precision)),
     )
-    times = _seconds_of_examples(trial)
+    timer = Timer(resolve.runtime(settings.engine).synchronize)
+    with ExitStack() as stack, redirect_stdout(io.StringIO()):
+        job = replace(pretrain.resolve(trial, stack), unsaved_steps=MEASURED_STEPS + 1)
+        status = train.run_training(job, stack, timer)[1]
+    if status == "stopped":
+        raise KeyboardInterrupt
+    times = [step["seconds"] / step["examples"] for step in timer.steps[1:]]  # the first compiles
+    del job
     gc.collect()  # the weights of the engine that was measured
     median = statistics.median(times)
     low, high = machine.spread
@@ -253,17 +261,3 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
     steps = f"{count(len(times), 'step')} of {batch} x {length}"
     described = f"{name} trains at {1 / median:,.1f} examples/s on {where} in {machine.precision} (median of {steps})"
     return replace(machine, flops=rate, spread=spread), described
-
-
-def _seconds_of_examples(trial: PretrainSettings) -> list[float]:
-    """Return the seconds of an example in some steps of a run. Raises KeyboardInterrupt when it is asked to stop."""
-    from bert_cli.tasks.bench.measure import Timer  # loads TensorFlow
-    from bert_cli.tasks.run import pretrain, resolve, train
-
-    timer = Timer(resolve.runtime(trial.engine).synchronize)
-    with ExitStack() as stack, redirect_stdout(io.StringIO()):
-        job = replace(pretrain.resolve(trial, stack), unsaved_steps=MEASURED_STEPS + 1)
-        _, status = train.run_training(job, stack, timer)
-    if status == "stopped":
-        raise KeyboardInterrupt
-    return [step["seconds"] / step["examples"] for step in timer.steps[1:]]  # the first compiles

@@ -97,11 +97,12 @@ def read_facts(
         raise DataError(f"input ({parts[0].path})", problem, remedy)
     is_estimated = every > 1 or size > SAMPLED_BYTES
     scale = sum(map(files.text_bytes, parts)) / size if is_estimated else 1.0
+    codes = Counter(filter(None, map(language_of, sample[:: 1 + len(sample) // LANGUAGE_SAMPLE])))
     facts = TextFacts(
         text_bytes=scale * size,
         words=scale * sum(lengths),
         documents=scale * len(lengths),
-        languages=_languages(sample[:: 1 + len(sample) // LANGUAGE_SAMPLE]),
+        languages={code: number / codes.total() for code, number in codes.most_common()},
         long_document=float(np.percentile(lengths, 90)),
         is_estimated=is_estimated,
         is_cut=is_cut,
@@ -113,11 +114,6 @@ def read_facts(
     unknown = np.count_nonzero(tokens == vocabulary.special.unk)
     words = len(WORD.findall(text))
     return replace(facts, pieces_per_word=len(tokens) / words, unknown=unknown / words)
-
-
-def _languages(sample: Sequence[str]) -> dict[str, float]:
-    codes = Counter(filter(None, map(language_of, sample)))
-    return {code: number / codes.total() for code, number in codes.most_common()}
 
 
 def describe(facts: TextFacts) -> str:

@@ -15,7 +15,6 @@ import numpy as np
 from keras import ops
 from scipy.special import logsumexp
 
-from bert_cli.arrays import Floats64
 from bert_cli.config.data import Masking
 from bert_cli.config.init import VerdictSettings
 from bert_cli.data.finetune.features import encode_texts
@@ -124,7 +123,8 @@ def _of_labels(out: Path) -> Iterator[Measure]:
 
 def _of_masked_lm(out: Path) -> Iterator[Measure]:
     """Yield the bits per byte of the test, and of other text; a model that fills no masks is no start."""
-    config = _read(out / "pretrain.json")
+    remedy = "run `bert init` again, into a new folder"
+    config = read_json(out / "pretrain.json", JSONObject, DataError, remedy)
     trained = models.find_source(str(out / "run"))
     name = config.get("pretrained_ckpt_path")
     start = None if name is None else models.find_source(name)
@@ -169,29 +169,21 @@ def bits_per_byte(
         counts = 1 + np.bincount(tokens, minlength=len(tokenizer.pieces))
         nats_BP = -np.log(counts / counts.sum())[ids_BP]
     else:
-        nats_BP = _nats(source, columns)
+        opened.one_device()
+        model = opened.open_model(source, opened.task_of(source, "fill-mask"))
+        batches = []
+        for begin in range(0, len(ids_BP), AT_ONCE):
+            batch = {name: column[begin : begin + AT_ONCE] for name, column in columns.items()}
+            logits_BPV = ops.convert_to_numpy(model.logits(batch)[0])
+            masked_BP1 = batch["masked_lm_ids"][:, :, None]
+            of_ids_BP = np.take_along_axis(logits_BPV, masked_BP1, 2)[:, :, 0]
+            batches.append(logsumexp(logits_BPV, axis=2) - of_ids_BP)
+        nats_BP = np.concatenate(batches)
     bits_BP = columns["masked_lm_weights"] * nats_BP / math.log(2)
     bytes_BP = read_vocabulary(vocabulary_path(source.folder)).text_bytes[ids_BP]
     sums = (np.bincount(owner, of.sum(1), len(texts)) for of in (bits_BP, bytes_BP))
     return sample_of(identify(range(len(texts))), "ratio", *sums)
 
 
-def _nats(source: models.Source, columns: opened.Columns) -> Floats64:
-    """Return -ln of the probability of each masked token [B, P]."""
-    opened.one_device()
-    model = opened.open_model(source, opened.task_of(source, "fill-mask"))
-    parts = []
-    for begin in range(0, len(columns["input_ids"]), AT_ONCE):
-        batch = {name: column[begin : begin + AT_ONCE] for name, column in columns.items()}
-        logits_BPV = ops.convert_to_numpy(model.logits(batch)[0])
-        of_ids_BP = np.take_along_axis(logits_BPV, batch["masked_lm_ids"][:, :, None], 2)[:, :, 0]
-        parts.append(logsumexp(logits_BPV, axis=2) - of_ids_BP)
-    return np.concatenate(parts)
-
-
 def _texts(out: Path, part: str) -> list[str]:
     return [row["text"] for _, row in table_rows(out / f"text/{part}.jsonl", (), Counter())]
-
-
-def _read(path: Path) -> JSONObject:
-    return read_json(path, JSONObject, DataError, "run `bert init` again, into a new folder")

@@ -47,7 +47,7 @@ def check_devices(report: Report, settings: DoctorSettings | DoctorRunSettings) 
     find = partial(
         resolve.find_devices, engine, resolve.ONE_PROCESS, require_gpu=settings.require_gpu
     )
-    devices = report.attempt("devices", find, lambda _: "")
+    devices = report.attempt("devices", find)
     if devices is None:
         return None
     kind, number, memory = devices
@@ -74,7 +74,7 @@ def check_run(report: Report, settings: PretrainSettings, devices: Devices) -> N
         for name, step in STEPS:
             if name == "devices" and draft.processes.count > 1:
                 continue  # the other processes need not be there
-            result = report.attempt(name, partial(step, draft), str)
+            result = report.attempt(name, partial(step, draft))
             if name == "layout" and result is None:
                 return
             add_checks(report, draft.checks)

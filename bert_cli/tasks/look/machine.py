@@ -91,14 +91,14 @@ class Report:
         """Add the result of a check, with a remedy unless it passed."""
         self._add(Finding(level, what, text, "" if level == "ok" else remedy, values))
 
-    def error(self, what: str, error: BertError, **values: object) -> None:
+    def error(self, what: str, error: BertError) -> None:
         """Add an error with which the run would end."""
         problem = f"{error.where}: {error.problem}" if error.problem else error.where
         problem, remedy = (" ".join(text.split()) for text in (problem, error.remedy))
-        self._add(Finding("error", what, problem, remedy, values, type(error)))
+        self._add(Finding("error", what, problem, remedy, kind=type(error)))
 
-    def attempt(self, what: str, act: Callable[[], T], describe: Callable[[T], str]) -> T | None:
-        """Call a function of a run; add an ok with its description, if any, or its error and return None."""
+    def attempt(self, what: str, act: Callable[[], T]) -> T | None:
+        """Call a function of a run; add an ok with a text that it returns, or its error and return None."""
         try:
             value = act()
         except BertError as error:
@@ -108,8 +108,8 @@ class Report:
             remedy = "correct the path or its rights"
             self.error(what, DataError(str(error.filename or what), str(error.strerror), remedy))
             return None
-        if text := describe(value):
-            self.add("ok", what, text)
+        if isinstance(value, str) and value:
+            self.add("ok", what, value)
         return value
 
 

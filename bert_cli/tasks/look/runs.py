@@ -6,7 +6,7 @@ because results of fine-tuning often differ more between seeds than between sett
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -102,25 +102,22 @@ def _row(described: JSONObject) -> tuple[str, ...]:
         return described["run"], "?", "", "", "", "", described["why"], written
     total = described["total_steps"]
     held_out = described["held_out"]
+    # Scores as `accuracy 0.8125 [0.7344, 0.8906]; n 64`.
+    bounds = described.get("intervals", {})
+    every = {name: Score.of(held_out[name], of) for name, of in bounds.items()}
+    scores = _losses(every) or every
+    more = "  ..." if len(scores) > MAX_METRICS else ""
+    cell = describe(dict([*scores.items()][:MAX_METRICS])) + more
     return (
         described["run"],
         described["what"],
         f"{described['step']:,}",
         "?" if total is None else f"{total:,}",
         _metrics_cell(described["losses"]),
-        _intervals_cell(described) or _metrics_cell(_losses(held_out) or held_out),
+        cell if scores else _metrics_cell(_losses(held_out) or held_out),
         described["state"],
         written,
     )
-
-
-def _intervals_cell(described: JSONObject) -> str:
-    """Return `accuracy 0.8125 [0.7344, 0.8906]; n 64` of the first scores, "" for none."""
-    bounds = described.get("intervals", {})
-    every = {name: Score.of(described["held_out"][name], of) for name, of in bounds.items()}
-    scores = _losses(every) or every
-    more = "  ..." if len(scores) > MAX_METRICS else ""
-    return describe(dict([*scores.items()][:MAX_METRICS])) + more if scores else ""
 
 
 def _metrics_cell(metrics: Mapping[str, float | None]) -> str:
@@ -153,7 +150,14 @@ def compare(settings: CompareSettings) -> None:
     differing = summary.differing_settings(
         [row[0] | summary.differing_settings(row) for row in rows]
     )
-    gains = _gains(*sides)
+    # The difference of each score that all runs have on the same examples.
+    samples = [[read_samples(entry.folder) for entry in runs] for runs in sides]
+    every = [*samples[0], *samples[1]]
+    gains: dict[str, Score] = {}
+    for name in every[0]:
+        if len({scored[name].examples.digest if name in scored else "" for scored in every}) == 1:
+            before, after = ([scored[name] for scored in runs] for runs in samples)
+            gains[name] = difference(after, before)
     values: JSONObject = {
         "runs": names,
         "settings": differing,
@@ -177,18 +181,6 @@ def compare(settings: CompareSettings) -> None:
             print_line(f"{name.replace('_', ' ')}: {gain:+.4f}, n {gain.n:,}")
     else:
         print_line("\nNo score of both is of the same examples; `bert plot` draws their losses.")
-
-
-def _gains(first: Sequence[Run], second: Sequence[Run]) -> dict[str, Score]:
-    """Return the difference of each score that all runs have on the same examples."""
-    samples = [[read_samples(entry.folder) for entry in runs] for runs in (first, second)]
-    every = [scored for runs in samples for scored in runs]
-    gains: dict[str, Score] = {}
-    for name in every[0]:
-        if len({scored[name].examples.digest if name in scored else "" for scored in every}) == 1:
-            before, after = ([scored[name] for scored in runs] for runs in samples)
-            gains[name] = difference(after, before)
-    return gains
 
 
 def _open(folder: Path, where: str) -> list[Run]:

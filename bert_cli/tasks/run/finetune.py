@@ -18,7 +18,7 @@ from bert_cli.config.finetune import FinetuneSettings, TaskSettings
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
-from bert_cli.data.finetune.labels import DECISION, Decision
+from bert_cli.data.finetune.labels import DECISION
 from bert_cli.data.finetune.synthetic import synthetic_features
 from bert_cli.data.tokens.tokenizer import TextTokenizer, TokenizerFolder
 from bert_cli.errors import ConfigError, DataError, combine
@@ -96,8 +96,28 @@ def find_trained(draft: Draft[FinetuneSettings], needs: Sequence[str]) -> str:
     if order.generated_dataset:
         order = order.model_copy(update={"do_validation": False})
         needs = ()
-    _check_settings(order, needs)
+    remedies = {name: f"pass --{name.replace('_', '-')}" for name in needs}
+    instead = "--save-ckpt-path of a trained run"
+    has_other = order.save_ckpt_path is not None
+    if order.do_training:
+        instead = "for new weights --tokenizer-path and bert_config"
+        has_other = order.tokenizer_path is not None
+    if not has_other and not order.generated_dataset:
+        remedies["pretrained_ckpt_path"] = f"pass --pretrained-ckpt-path MODEL, or {instead}"
+    values = order.model_dump(include={*remedies}, exclude_none=True)
+    errors = [ConfigError(n, "is missing", remedies[n]) for n in remedies if n not in values]
+    try:
+        if order.do_training:
+            check_output_paths(order)
+    except ConfigError as error:
+        errors.append(error)
+    if errors:
+        raise combine(errors)
     run = Folder(order.save_ckpt_path)
+    # Asked before the first step, not after the last.
+    if run.path and not is_writable(run.path):
+        remedy = "use another --save-ckpt-path"
+        raise DataError(f"save_ckpt_path ({run.path})", "cannot be written", remedy)
     name = order.pretrained_ckpt_path
     flag = "--pretrained-ckpt-path"
     if not order.do_training and run.path and (name is None or run.newest):
@@ -192,30 +212,6 @@ def synthetic_examples(work: Workload, number: int, labels: int) -> Features:
     )
 
 
-def _check_settings(settings: FinetuneSettings, needs: Sequence[str]) -> None:
-    remedies = {name: f"pass --{name.replace('_', '-')}" for name in needs}
-    instead = "--save-ckpt-path of a trained run"
-    has_other = settings.save_ckpt_path is not None
-    if settings.do_training:
-        instead = "for new weights --tokenizer-path and bert_config"
-        has_other = settings.tokenizer_path is not None
-    if not has_other and not settings.generated_dataset:
-        remedies["pretrained_ckpt_path"] = f"pass --pretrained-ckpt-path MODEL, or {instead}"
-    values = settings.model_dump(include={*remedies}, exclude_none=True)
-    errors = [ConfigError(n, "is missing", remedies[n]) for n in remedies if n not in values]
-    try:
-        if settings.do_training:
-            check_output_paths(settings)
-    except ConfigError as error:
-        errors.append(error)
-    if errors:
-        raise combine(errors)
-    # Asked before the first step, not after the last.
-    if (run := settings.save_ckpt_path) and not is_writable(run):
-        remedy = "use another --save-ckpt-path"
-        raise DataError(f"save_ckpt_path ({run})", "cannot be written", remedy)
-
-
 def _another_model(source: Source, problem: str) -> ConfigError:
     remedy = "leave out --no-do-training, or use a model that was"
     return ConfigError(f"{source.folder} ({source.architecture})", problem, remedy)
@@ -241,13 +237,13 @@ def _train_seeds(draft: Draft[FinetuneSettings]) -> bool:
     order = draft.order
     start = draft.start
     scored: list[Trained] = []
-    orders = [_of_seed(order, order.seed + number) for number in range(order.seeds)]
-    starts = [replace(start, folder=Folder(seeded.save_ckpt_path)) for seeded in orders]
-    for number in range(order.seeds):
-        draft.order = orders[number]
-        draft.start = starts[number]
-        if order.seeds > 1:
-            print_line(f"seed {draft.order.seed}:")
+    for seed in range(order.seed, order.seed + order.seeds):
+        if order.seeds > 1:  # each has its folders
+            print_line(f"seed {seed}:")
+            paths = {n: getattr(order, n) for n in ("save_ckpt_path", "tensorboard_dir")}
+            changes = {name: path and path / f"seed_{seed}" for name, path in paths.items()}
+            draft.order = order.model_copy(update={"seed": seed, **changes})
+            draft.start = replace(start, folder=Folder(draft.order.save_ckpt_path))
         trained = _train_and_score(draft)
         if trained is None:
             return True
@@ -258,15 +254,6 @@ def _train_seeds(draft: Draft[FinetuneSettings]) -> bool:
     if scored:
         _report(order, task, scored, draft.mesh.processes.rank)
     return False
-
-
-def _of_seed(order: FinetuneSettings, seed: int) -> FinetuneSettings:
-    """Return the order of a seed; of several seeds each has its folders."""
-    if order.seeds == 1:
-        return order
-    folders = {"save_ckpt_path": order.save_ckpt_path, "tensorboard_dir": order.tensorboard_dir}
-    changes = {name: path and path / f"seed_{seed}" for name, path in folders.items()}
-    return order.model_copy(update={"seed": seed, **changes})
 
 
 def resolve(draft: Draft[Any], scorer: Scorer | None = None) -> Job:
@@ -312,23 +299,18 @@ def _train_and_score(draft: Draft[FinetuneSettings]) -> Trained | None:
             print_line(f"run: the best checkpoint is {path}; its scores follow")
             result = scorer.reported(result)
             _write(folder, engine, scorer, result)
+            chosen = {}
             if engine.group.rank == 0 and result.decision is not None:
-                _add_decision(path, result.decision)
+                chosen = result.decision.model_dump(exclude_defaults=True)
+            if chosen:
+                text = json.dumps(with_checksum(chosen), indent=1)
+                add_to_checkpoint(path, DECISION, text.encode())
+                card.add_section(path, card.decision_section(chosen))
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None
     result = replace(result, note=result.note or SAME)
     return Trained(result, job.stream.fingerprint, path)
-
-
-def _add_decision(path: Path, decision: Decision) -> None:
-    """Store in a checkpoint, and name in its card, what the held-out examples have chosen."""
-    content = decision.model_dump(exclude_defaults=True)
-    if not content:
-        return
-    text = json.dumps(with_checksum(content), indent=1)
-    add_to_checkpoint(path, DECISION, text.encode())
-    card.add_section(path, card.decision_section(content))
 
 
 def open_features(
@@ -353,34 +335,29 @@ def _report(order: FinetuneSettings, task: Task, scored: Sequence[Trained], rank
     """Print the baselines, then the scores of a seed or the mean of several, and last whether a baseline is as good."""
     results = [trained.result for trained in scored]
     warning = ""
+    assert order.save_ckpt_path is not None
     if order.baselines and task.baselines and rank == 0:
-        assert order.save_ckpt_path is not None
         baselines = kept_baselines(task, order.save_ckpt_path, scored[0].examples)
         best = [trained.best for trained in scored]
         warning = compare(results, baselines, task.best, best, halves=task.halves)
-    if len(results) > 1:
-        _report_seeds(order, results, rank)
-    else:
+    if len(results) == 1:
         task.print_scores(results[0])
+    else:
+        print_line(f"{len(results)} seeds, {order.seed} to {order.seed + len(results) - 1}:")
+        spread: dict[str, JSON] = {}
+        for name in results[0].samples:
+            score = interval(*(result.samples[name] for result in results))
+            values = [result.samples[name].value for result in results]
+            deviation = statistics.stdev(values)
+            moments = {"mean": score.value, "standard_deviation": deviation}
+            spread[name] = {**moments, "values": values, **score.bounds}
+            each = ", ".join(f"{value:.4f}" for value in values)
+            print_line(f"  {name}: {score:.4f} +- {deviation:.4f}  ({each}); n {score.n:,}")
+        if rank == 0:
+            write_json_atomically(order.save_ckpt_path / checkpoint.SCORES, spread)
+        print_line(json.dumps(spread))
     if warning:
         print_error(warning)
-
-
-def _report_seeds(settings: FinetuneSettings, results: Sequence[Result], rank: int) -> None:
-    print_line(f"{len(results)} seeds, {settings.seed} to {settings.seed + len(results) - 1}:")
-    spread: dict[str, JSON] = {}
-    for name in results[0].samples:
-        score = interval(*(result.samples[name] for result in results))
-        values = [result.samples[name].value for result in results]
-        deviation = statistics.stdev(values)
-        moments = {"mean": score.value, "standard_deviation": deviation}
-        spread[name] = {**moments, "values": values, **score.bounds}
-        each = ", ".join(f"{value:.4f}" for value in values)
-        print_line(f"  {name}: {score:.4f} +- {deviation:.4f}  ({each}); n {score.n:,}")
-    assert settings.save_ckpt_path is not None
-    if rank == 0:
-        write_json_atomically(settings.save_ckpt_path / checkpoint.SCORES, spread)
-    print_line(json.dumps(spread))
 
 
 # --- scoring

@@ -224,22 +224,6 @@ def find_source(
     A run's folder means its best checkpoint, or the newest checkpoint if none was scored; what `saved` has read of it
     is not read again.
     """
-    source = _find_source(name, flag, saved)
-    config = source.config  # raises an error for sizes that do not fit each other
-    least = config.embedding_weights + config.num_hidden_layers * config.layer_weights
-    files = filter(Path.is_file, source.folder.iterdir())
-    if least > (size := sum(path.stat().st_size for path in files)):
-        problem = f"describes {least:,} weights, but all files beside it have only {size:,} bytes"
-        raise CheckpointError(source.where, problem, "copy the model again")
-    read_embedding(source.folder)
-    if not source.described.get("architectures"):
-        entries = hf.class_of(source.read_weights(), config)
-        source = replace(source, described={**source.described, **entries})
-    return source
-
-
-def _find_source(name: str, flag: str, saved: Saved | None) -> Source:
-    """Return the model at a path or with a name on the hub, perhaps without its class."""
     prefix = tensorflow_prefix(Path(name))
     folder = find_folder(name, flag) if prefix is None else prefix.parent
     check_regular(*(folder.iterdir() if prefix is None else folder.glob(f"{prefix.name}*")))
@@ -253,6 +237,10 @@ def _find_source(name: str, flag: str, saved: Saved | None) -> Source:
         if weights is None:
             _refuse_keras(folder)
             weights = folder / FILES[0]
+        where = folder / "config.json"
+        read_json(where, ModelClass, CheckpointError, "copy it from the model again")
+        stored = _read_config(where)
+        described = published.bert_config(stored, str(where))
     else:
         with reading_tensorflow(prefix) as tf:
             shapes = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()
@@ -260,15 +248,23 @@ def _find_source(name: str, flag: str, saved: Saved | None) -> Source:
             problem = "is an object checkpoint of TensorFlow 2"
             remedy = "export it to Hugging Face's format with the tool that wrote it"
             raise CheckpointError(str(prefix), problem, remedy)
-        config = folder / TF1_CONFIG
-        described = tensorflow_names.config_of(_read_config(config))
+        where = folder / TF1_CONFIG
+        weights = prefix
+        stored = {}
+        described = tensorflow_names.config_of(_read_config(where))
         described |= tensorflow_names.architecture_of(shapes)
-        return Source(folder, described, str(config), prefix)
-    config = folder / "config.json"
-    read_json(config, ModelClass, CheckpointError, "copy it from the model again")
-    stored = _read_config(config)
-    described = published.bert_config(stored, str(config))
-    return Source(folder, described, str(config), weights, stored=stored)
+    source = Source(folder, described, str(where), weights, stored=stored)
+    config = source.config  # raises an error for sizes that do not fit each other
+    least = config.embedding_weights + config.num_hidden_layers * config.layer_weights
+    files = filter(Path.is_file, source.folder.iterdir())
+    if least > (size := sum(path.stat().st_size for path in files)):
+        problem = f"describes {least:,} weights, but all files beside it have only {size:,} bytes"
+        raise CheckpointError(source.where, problem, "copy the model again")
+    read_embedding(source.folder)
+    if not source.described.get("architectures"):
+        entries = hf.class_of(source.read_weights(), config)
+        source = replace(source, described={**source.described, **entries})
+    return source
 
 
 def find_folder(name: str, flag: str) -> Path:

@@ -40,7 +40,14 @@ def load_state(run: Run, stack: ExitStack) -> None:
     state = run.state
     if job.order.saves:
         if run.is_first_rank:
-            _take_folder(job, stack)
+            folder = job.folder
+            stack.enter_context(checkpoint.lock_run(folder))
+            text = f"run: writes into {folder.absolute()}: checkpoints step_*/, {METRICS}"
+            if (tensorboard := job.order.tensorboard_dir) is not None:
+                text += f"; TensorBoard's files into {tensorboard.absolute()}"
+            print_line(text)
+            if removed := checkpoint.remove_partial_checkpoints(folder):
+                print_line(f"run: removed incomplete {', '.join(removed)}")
         group.barrier()
     _check_same_kind(job, group)
     shared = json.dumps(_shared(job), sort_keys=True)
@@ -75,17 +82,6 @@ def _shared(job: Job) -> JSONObject:
         "held_out": job.task.fingerprint,
         "unlabelled": unlabelled,
     }
-
-
-def _take_folder(job: Job, stack: ExitStack) -> None:
-    folder = job.folder
-    stack.enter_context(checkpoint.lock_run(folder))
-    text = f"run: writes into {folder.absolute()}: checkpoints step_*/, {METRICS}"
-    if (tensorboard := job.order.tensorboard_dir) is not None:
-        text += f"; TensorBoard's files into {tensorboard.absolute()}"
-    print_line(text)
-    if removed := checkpoint.remove_partial_checkpoints(folder):
-        print_line(f"run: removed incomplete {', '.join(removed)}")
 
 
 def load_start(run: Run) -> str:

@@ -99,8 +99,15 @@ def _describe(job: Job) -> None:
     if (number := mesh.processes.count) > 1:
         lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
     lines.append(f"device {mesh.devices[0][0]}, precision {job.work.precision}")
-    cpu_devices = sum(map(len, mesh.devices)) if mesh.kind == "CPU" else 0
-    lines += layout.slow_steps(job.work, cpu_devices, is_dry_run=job.order.dry_run)
+    devices = sum(map(len, mesh.devices))
+    if mesh.kind == "CPU" and devices > 1:
+        lines.append(f"{layout.simulated(devices)}; {layout.AUTO}")
+    if job.order.dry_run:
+        each = count(job.work.batch.grad_acc_steps_per_replica, "micro-batch")
+        lines.append(
+            f"dry run: two complete steps, {each} of each replica; shorter with a smaller "
+            "--global-batch.grad-acc-steps-per-replica, which changes the plan above"
+        )
     print_line("\n".join(["plan:", describe(job.plan), *(f"  {line}" for line in lines)]))
     for check in checks.of_epochs(job.plan):
         if check.warns:
@@ -193,8 +200,7 @@ def _hooks(
         hooks.append((lambda info: save(), scored))
     if save is not None and job.evaluate is not None:
         hooks.append((partial(_evaluate, run), scored))
-    reporters = [] if save is None else _reporters(run, stack)
-    hooks.append((_report(run, last, bar, reporters), each))
+    hooks.append((_report(run, last, bar, None if save is None else stack), each))
     if save is not None:
         saved = Every(
             steps=job.order.checkpoint_every_steps,
@@ -211,9 +217,19 @@ def _hooks(
     return hooks
 
 
-def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Reporter]) -> Hook:
-    """Return the hook that writes the metrics, updates the progress bar and prints lines of the log."""
+def _report(run: Run, last: int, bar: ProgressBar, stack: ExitStack | None) -> Hook:
+    """Return the hook that updates the progress bar, prints lines of the log and writes the metrics, if there is a
+    stack, which ends the writers.
+    """
     job = run.job
+    reporters = []
+    if stack is not None and run.is_first_rank:
+        reporters.append(metrics.jsonl_reporter(job.folder / METRICS, run.state.step))
+        if job.order.tensorboard_dir is not None:
+            reporters.append(metrics.tensorboard(job.order.tensorboard_dir, job.record, stack))
+        if job.order.wandb.enabled:
+            tracker = job.record["wandb"]
+            reporters.append(metrics.wandb(tracker, job.record, job.folder, stack))
     first = run.state.step + 1
     cadence = Every(steps=job.order.log_every_steps, last_step=last)
     total = job.plan.total_steps
@@ -246,19 +262,6 @@ def _report(run: Run, last: int, bar: ProgressBar, reporters: list[metrics.Repor
             print_line(f"step {info.step}: {warning}")
 
     return hook
-
-
-def _reporters(run: Run, stack: ExitStack) -> list[metrics.Reporter]:
-    if not run.is_first_rank:
-        return []
-    job = run.job
-    record = job.record
-    reporters = [metrics.jsonl_reporter(job.folder / METRICS, run.state.step)]
-    if job.order.tensorboard_dir is not None:
-        reporters.append(metrics.tensorboard(job.order.tensorboard_dir, record, stack))
-    if record["wandb"]["enabled"]:
-        reporters.append(metrics.wandb(record["wandb"], record, job.folder, stack))
-    return reporters
 
 
 def _evaluate(run: Run, info: Info) -> None:

@@ -55,7 +55,12 @@ def run(settings: EvaluateSettings) -> None:
         rows = [(name, *f"{score:.6f}".split(" ", 1)) for name, score in scores.items()]
         print_line(f"{model} on the first {number:,} examples of {records}")
         print_table(("metric", "value", "95 % interval"), rows, right=(1,))
-        baselines = _frequencies(draft, examples) if settings.baselines else {}
+        baselines: dict[str, Result] = {}
+        try:
+            if settings.baselines:
+                baselines = pretrain.unigram(corpora.open_stream(draft.order), held_out, examples)
+        except (ConfigError, DataError) as error:
+            print_line(f"baseline: left out, because it reads the run's records: {error}")
         if warning := compare([Result(samples)], baselines, "mlm_loss"):
             print_error(warning)
     described: dict[str, JSON] = {
@@ -66,16 +71,6 @@ def run(settings: EvaluateSettings) -> None:
         "intervals": {name: score.bounds for name, score in scores.items()},
     }
     output_json(settings.json_file, described)
-
-
-def _frequencies(draft: Draft[PretrainSettings], examples: int) -> dict[str, Result]:
-    """Return the baseline; without the records of the run print why there is none."""
-    assert draft.held_out is not None
-    try:
-        return pretrain.unigram(corpora.open_stream(draft.order), draft.held_out, examples)
-    except (ConfigError, DataError) as error:
-        print_line(f"baseline: left out, because it reads the run's records: {error}")
-        return {}
 
 
 def draft_of(

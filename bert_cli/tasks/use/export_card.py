@@ -44,8 +44,10 @@ def training_sections(source: Path) -> list[str]:
     """Return the sections on the training of a model's folder, from its state or from its older card."""
     if (source / STATE).is_file():
         state = read_json(source / STATE, JSONObject, CheckpointError, "copy it again")
+        if "fixed" not in state:
+            return []
         try:
-            return _of_training(source, state) if "fixed" in state else []
+            return _of_training(source, state)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             problem = f"has settings of other types ({error})"
             raise CheckpointError(str(source / STATE), problem, "copy it again") from error

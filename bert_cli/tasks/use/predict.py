@@ -23,7 +23,7 @@ from bert_cli.facts.heads import SEQUENCE_CLASSIFICATION
 from bert_cli.parse.load import changed
 from bert_cli.processes import print_error, print_line
 from bert_cli.tasks.run import models, opened, runtimes
-from bert_cli.tasks.run.opened import NONE, Input, Predictor, Row
+from bert_cli.tasks.run.opened import NONE, Input, Predictor
 from bert_cli.tasks.use.predictions import predictors
 from bert_cli.text import count
 from bert_cli.train.checkpoint import read_settings
@@ -78,10 +78,13 @@ def run(settings: PredictSettings) -> None:
         texts = [item for item in group if not is_empty(item, kind)]
         predictor.place.move(begin, len(group), len(inputs))
         answers = iter(predictor.answer(texts) if texts else [])
-        rows = [
-            _empty_row(item, predictor) if is_empty(item, kind) else next(answers) for item in group
-        ]
-        print_line("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows))
+        for item in group:
+            if is_empty(item, kind):  # a row with the task's keys without values
+                row = {n: text for n, text in item.fields.items() if n != "context"}
+                row |= predictor.empty_answer()
+            else:
+                row = next(answers)
+            print_line(json.dumps(row, ensure_ascii=is_ascii))
 
 
 def prepare(settings: PredictSettings) -> Prediction:
@@ -93,7 +96,17 @@ def prepare(settings: PredictSettings) -> Prediction:
     task = opened.task_of(source, settings.task)
     kind = predictors()[task]
     positions = source.config.max_position_embeddings
-    _check_settings(settings, task, positions)
+    all_settings = {name for of in predictors().values() for name in of.SETTINGS}
+    for name in sorted((_all_fields() | all_settings) - _fields_of(kind) - {*kind.SETTINGS}):
+        if name in settings.model_fields_set:
+            raise ConfigError(name, f"has no effect with task {task}", "leave it out")
+    length = settings.max_seq_length or 0
+    if length > positions:
+        problem = f"is more than the model's {positions} positions"
+        raise ConfigError(f"max_seq_length ({length})", problem, "lower it")
+    if kind.COMPARES and settings.text is None:
+        remedy = "pass a TEXT with which to compare the texts of --input"
+        raise ConfigError("text", "is missing", remedy)
     problem_type = source.described.get("problem_type") or SINGLE_LABEL
     if settings.none_below is not None and problem_type != SINGLE_LABEL:
         problem = f"has no effect on a model for {problem_type}"
@@ -103,7 +116,7 @@ def prepare(settings: PredictSettings) -> Prediction:
         raise ConfigError(f"none_below ({settings.none_below})", problem, "leave it out")
     defaults = kind.read_defaults(source, settings)
     longest = min(positions, defaults.pop("max_seq_length", positions))
-    length = settings.max_seq_length or longest
+    length = length or longest
     explicit = settings.model_dump(exclude_unset=True, exclude_none=True)
     defaults["text_column"] = default_columns(source, settings.input, task)
     settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
@@ -136,22 +149,6 @@ def _fields_of(kind: type[Predictor]) -> set[str]:
 def _all_fields() -> set[str]:
     """Return the fields that some task reads."""
     return set().union(*map(_fields_of, predictors().values()))
-
-
-def _check_settings(settings: PredictSettings, task: str, positions: int) -> None:
-    """Refuse settings without effect on the task, and texts longer than the model's positions."""
-    kinds = predictors()
-    kind = kinds[task]
-    known = _all_fields().union(*(task_class.SETTINGS for task_class in kinds.values()))
-    for name in sorted(known - _fields_of(kind) - {*kind.SETTINGS}):
-        if name in settings.model_fields_set:
-            raise ConfigError(name, f"has no effect with task {task}", "leave it out")
-    if (length := settings.max_seq_length or positions) > positions:
-        problem = f"is more than the model's {positions} positions"
-        raise ConfigError(f"max_seq_length ({length})", problem, "lower it")
-    if kind.COMPARES and settings.text is None:
-        remedy = "pass a TEXT with which to compare the texts of --input"
-        raise ConfigError("text", "is missing", remedy)
 
 
 # --- inputs
@@ -265,9 +262,3 @@ def check_input(item: Input, kind: type[Predictor]) -> None:
 def is_empty(item: Input, kind: type[Predictor]) -> bool:
     """Return whether a required text is empty; the second text of a pair may be empty."""
     return any(not item.fields[name].strip() for name in kind.FIELDS)
-
-
-def _empty_row(item: Input, predictor: Predictor) -> Row:
-    """Return the row of an empty text: the task's keys without values."""
-    fields = {name: text for name, text in item.fields.items() if name != "context"}
-    return {**fields, **predictor.empty_answer()}

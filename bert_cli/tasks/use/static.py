@@ -8,7 +8,6 @@ Shapes: V vocabulary size, D hidden size, d size of the shortened vectors.
 """
 
 import json
-from collections.abc import Sequence
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -22,7 +21,6 @@ from bert_cli.files import atomic_folder
 from bert_cli.processes import print_line
 from bert_cli.settings.settings import is_set
 from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import Input
 from bert_cli.tasks.run.vectors import Embedding, check_dimensions, open_vectors
 from bert_cli.tasks.use import export_card, int8
 from bert_cli.train import card, checkpoint
@@ -63,7 +61,14 @@ def run(settings: ExportSettings) -> None:
     license = "" if settings.license is None else f"license: {settings.license}\n"
     sections = [CODE.format(described=described, license=license, name=source.folder.name)]
     if texts:
-        note = _compare(texts, predictor, table)
+        expected, _ = predictor.of_texts(texts)
+        words = [item.fields["text"] for item in texts]
+        length = predictor.max_seq_length
+        features, _ = encode_texts(predictor.tokenizer, words, None, {}, max_seq_length=length)
+        static = np.add.reduceat(table[features.tokens], features.starts)
+        rank = spearmanr(*map(int8.similarities, (expected, static))).statistic
+        note = f"static vectors against the model on {len(texts):,} texts: "
+        note += f"rank correlation of the similarities {rank:.4f}"
         print_line(f"export: {note}")
         sections.append(f"{note[0].upper()}{note[1:]}.")
     sections += export_card.training_sections(source.folder)
@@ -104,15 +109,3 @@ def piece_vectors(predictor: Embedding, size: int) -> Floats32:
     frequencies = 1.0 / (2.0 + pieces)
     frequencies /= frequencies.sum()
     return (table * (FREQUENT / (FREQUENT + frequencies))[:, None]).astype(np.float32)
-
-
-def _compare(texts: Sequence[Input], predictor: Embedding, table: Floats32) -> str:
-    """Return a sentence on the rank correlation of the texts' similarities by the model and by the static vectors."""
-    expected, _ = predictor.of_texts(texts)
-    words = [item.fields["text"] for item in texts]
-    length = predictor.max_seq_length
-    features, _ = encode_texts(predictor.tokenizer, words, None, {}, max_seq_length=length)
-    static = np.add.reduceat(table[features.tokens], features.starts)
-    pairs = map(int8.similarities, (expected, static))
-    correlation = f"rank correlation of the similarities {spearmanr(*pairs).statistic:.4f}"
-    return f"static vectors against the model on {len(texts):,} texts: {correlation}"

@@ -122,5 +122,5 @@ def test_an_error_of_the_system_becomes_a_finding():
     def fail() -> None:
         raise PermissionError(13, "denied", "/x")
 
-    assert report.attempt("corpus", fail, str) is None
+    assert report.attempt("corpus", fail) is None
     assert report.findings[0].kind is DataError and report.findings[0].found == "/x: denied"
