@@ -17,16 +17,17 @@ __version__ = "1.0.0"
 
 
 def load(
-    name: str | os.PathLike[str], engine: Literal["tensorflow", "jax"] = "tensorflow"
+    name: str | os.PathLike[str], engine: Literal["tensorflow", "jax"] | None = None
 ) -> "Model":
     """Return a trained model that answers as `bert predict` does.
 
     The name is a run folder, a checkpoint, or a Hugging Face folder or name. All models of a process have the engine of
-    the first. Raises one of the errors of `bert_cli.errors`, with the message of the command.
+    the first; without it, NumPy or a graph of ONNX answers where it can. Raises one of the errors of `bert_cli.errors`,
+    with the message of the command.
     """
-    if engine not in ("tensorflow", "jax"):
+    if engine not in ("tensorflow", "jax", None):
         raise ConfigError(f"engine ({engine})", "is not known", "use 'tensorflow' or 'jax'")
-    os.environ.setdefault("KERAS_BACKEND", engine)
+    os.environ.setdefault("KERAS_BACKEND", engine or "tensorflow")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from bert_cli.processes import quiet_imports
 

@@ -19,8 +19,8 @@ from bert_cli.errors import (
     ConfigError,
     DataError,
     DeviceError,
+    absent_package,
     nearest,
-    needs_extra,
     printable,
 )
 
@@ -158,22 +158,12 @@ def _kind_of(name: str, values: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _engine(engine: str | None, command: str) -> Iterator[None]:
-    """Select an engine for Keras. Raises ConfigError if a framework that the command needs is absent."""
+    """Select an engine for Keras. Raises ConfigError if a package that the command needs is absent."""
     os.environ["KERAS_BACKEND"] = engine or "tensorflow"
     try:
         yield
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package == "jax":
-            raise ConfigError("engine (jax)", needs_extra("jax")) from None
-        if package != "tensorflow":
-            raise
-        where = command
-        remedy = "run it in an environment with Python 3.11 to 3.13, which has TensorFlow"
-        if engine is not None:
-            where = f"engine ({engine})"
-            remedy = f"pass --engine jax, or {remedy}"
-        raise ConfigError(where, "needs TensorFlow, which is not installed", remedy) from None
+        raise absent_package(error, f"engine ({engine})" if engine else command) from None
 
 
 def _apply_log_level(arguments: Sequence[str]) -> list[str]:

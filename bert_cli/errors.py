@@ -8,10 +8,14 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 MIN_SIMILARITY = 0.8
 """Minimum similarity of a suggested name, 0 to 1."""
+COMPLETE = "pip install -c requirements.lock ."
+"""What installs everything but the extras; `requirements-ask.lock` is less."""
+NAMES = {"tensorflow": "TensorFlow", "keras": "Keras", "sklearn": "scikit-learn", "scipy": "SciPy"}
 UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -82,6 +86,20 @@ def printable(text: str) -> str:
 def needs_extra(extra: str) -> str:
     """Return the end of a message about a missing extra: the problem and the remedy."""
     return f"needs the extra '{extra}'; {install_command(extra)}"
+
+
+def absent_package(error: ModuleNotFoundError, where: str) -> Exception:
+    """Return the error for a package that is not installed, as in an installation that only answers."""
+    package = (error.name or "").partition(".")[0]
+    if package == "jax":
+        return ConfigError("engine (jax)", needs_extra("jax"))
+    if package in ("", __name__.partition(".")[0]):
+        return error
+    remedy = f"run `{COMPLETE}` in the folder of its source, with Python 3.11 to 3.13"
+    if package == "tensorflow" and where.startswith("engine") and find_spec("jax"):
+        remedy = f"pass --engine jax, or {remedy}"
+    name = NAMES.get(package, package)
+    return ConfigError(where, f"needs {name}, which is not installed", remedy)
 
 
 def import_extra(package: str, extra: str, where: str) -> Any:

@@ -156,12 +156,14 @@ def predict_ours(options: argparse.Namespace) -> Pairs:
     from bert_cli.config.use import PredictSettings
     from bert_cli.data.tokens.tokenizer import read_tokenizer
     from bert_cli.tasks.run.models import find_source
-    from bert_cli.tasks.run.opened import Input, open_model
+    from bert_cli.tasks.run.opened import Input, Opened, open_model
+    from bert_cli.tasks.run.runtimes import open_numpy
     from bert_cli.tasks.use.predictions import predictors
 
     source = find_source(str(options.model))
     settings = PredictSettings(model=str(options.model), precision=options.precision)
-    model = open_model(source, options.task, options.precision, uses_library=True)
+    model: Opened | None = open_numpy(source, options.task) if options.numpy else None
+    model = model or open_model(source, options.task, options.precision, uses_library=True)
     predictor = predictors()[options.task](model, read_tokenizer(source.folder), settings, 256)
     inputs = [Input(f"line {n}", {"text": text}) for n, text in enumerate(texts_of(options))]
     return timed(lambda items: list(map(json.dumps, predictor.answer(items))), inputs, options)
@@ -210,6 +212,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=128, help="pairs of a step")
     parser.add_argument("--micro-batches", type=int, default=1, help="micro-batches of a step")
     parser.add_argument("--steps", type=int, default=5, help="measured steps")
+    parser.add_argument("--numpy", action="store_true", help="ours without TensorFlow")
     parser.add_argument("--texts", type=int, default=2000)
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=1)

@@ -20,6 +20,7 @@ from bert_cli.statistics import (
     mean_of,
     resampled,
     sample_of,
+    student_quantile,
 )
 
 RANDOM = np.random.default_rng(7)
@@ -34,6 +35,11 @@ RULES = {
     "pearson": (VALUES, OTHERS, lambda x, y: stats.pearsonr(x, y).statistic),
     "spearman": (VALUES, OTHERS, lambda x, y: stats.spearmanr(x, y).statistic),
 }
+
+
+def test_students_quantile_is_scipys():
+    for freedom in (1, 2, 3, 4, 9, 10, 79, 1998, 1999):
+        assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-10)
 
 
 def scipys(*columns, metric, **options):

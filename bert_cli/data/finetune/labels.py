@@ -11,8 +11,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
-from scipy.optimize import minimize_scalar
-from scipy.special import expit, logsumexp, softmax
 
 from bert_cli.arrays import Floats, Ints64
 from bert_cli.data.finetune.tables import Column
@@ -156,6 +154,19 @@ def several_samples(labels: Column, predictions: Column, examples: Examples) -> 
     }
 
 
+def softmax(logits: Floats, axis: int = -1) -> Floats:
+    """Return the probabilities of labels of which a text has one."""
+    values: Floats = np.exp(logits - logits.max(axis, keepdims=True))
+    values /= values.sum(axis, keepdims=True)
+    return values
+
+
+def expit(logits: Floats) -> Floats:
+    """Return the probabilities of labels of which a text may have several."""
+    values: Floats = np.exp(-np.logaddexp(0, -logits))
+    return values
+
+
 def of_rows(function: Callable[..., Floats], *columns: Column) -> Floats:
     """Return the values [n] of a function of columns [n, L] and [n], computed from a few rows at a time."""
     size = max(1, CELLS_AT_ONCE // columns[0].shape[1])
@@ -176,6 +187,8 @@ def best_temperature(logits: Floats, labels: Column) -> float:
     """
     if len(labels) < LEAST or (logits.argmax(1) == labels).all():
         return 1.0
+    from scipy.optimize import minimize_scalar
+    from scipy.special import logsumexp
 
     def loss(logarithm: float) -> float:
         def losses(logits: Floats, labels: Column) -> Floats:

@@ -26,7 +26,7 @@ from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.features import Features, by_length, encode_texts, outputs_of
 from bert_cli.data.finetune.labels import DECISION, Decision, read_decision
 from bert_cli.data.tokens.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError, DeviceError
+from bert_cli.errors import ConfigError, DeviceError, absent_package
 from bert_cli.facts.architectures import ARCHITECTURES, head_of_class
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import LAST_BLOCKS, Head, heads
@@ -218,9 +218,13 @@ def open_model(
 
 
 def backend() -> str:
-    """Return the framework of Keras, which takes seconds to load."""
-    with quiet_imports():
-        import keras
+    """Return the framework of Keras, which takes seconds to load. Raises ConfigError if it is not installed."""
+    try:
+        with quiet_imports():
+            import keras
+    except ModuleNotFoundError as error:
+        engine = os.environ.get("KERAS_BACKEND", "tensorflow")
+        raise absent_package(error, f"engine ({engine})") from None
     return str(keras.config.backend())
 
 

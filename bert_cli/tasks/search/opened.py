@@ -1,6 +1,6 @@
 """An index with the model of its vectors, and vectors of texts by a model from disk.
 
-Importing this loads no TensorFlow. NumPy computes the vectors of a few texts, the engine of training those of many.
+NumPy computes the vectors, or a graph of ONNX beside the model; on a GPU the engine of training those of many texts.
 """
 
 import glob

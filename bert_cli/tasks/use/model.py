@@ -25,12 +25,11 @@ class Model:
     """
 
     def __init__(
-        self, name: str, engine: Engine = "tensorflow", none_below: float | None = None
+        self, name: str, engine: Engine | None = None, none_below: float | None = None
     ) -> None:
-        self._name = name
-        self._engine = engine
-        values = {"model": name, "engine": engine, "none_below": none_below}
-        fields = {name: value for name, value in values.items() if value is not None}
+        values = {"model": name, "engine": engine}
+        self._fields = {name: value for name, value in values.items() if value is not None}
+        fields = self._fields | ({} if none_below is None else {"none_below": none_below})
         prediction = prepare(PredictSettings.model_validate(fields))
         self._source = prediction.source
         self.task = prediction.task
@@ -101,6 +100,6 @@ class Model:
 
     def _predictor(self, task: str) -> Predictor:
         if task not in self._predictors:
-            settings = PredictSettings(model=self._name, engine=self._engine, task=task)
+            settings = PredictSettings.model_validate({**self._fields, "task": task})
             self._predictors[task] = build(prepare(settings))
         return self._predictors[task]

@@ -127,14 +127,14 @@ def prepare(settings: PredictSettings) -> Prediction:
 
 
 def build(prediction: Prediction, texts: int | None = None) -> Predictor:
-    """Build the model of a prediction with its weights, on one device.
+    """Build the model of a prediction with its weights, on one device, for so many `texts`.
 
-    So many `texts` are answered without the engine if that is faster and no setting asks for it.
+    They are answered without an engine if one can do so and no setting asks for the other.
     """
     source, task, kind, settings, length = prediction
     tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
     model: opened.Opened | None = None
-    if texts and settings.precision == "float32" and "engine" not in settings.model_fields_set:
+    if settings.precision == "float32" and "engine" not in settings.model_fields_set:
         model = runtimes.open_light(source, task, texts)
     if model is None:
         is_library = opened.one_device() == "CPU" and opened.backend() == "tensorflow"

@@ -9,7 +9,6 @@ from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.special import expit, softmax
 
 from bert_cli.arrays import Ints32
 from bert_cli.config.finetune import (
@@ -21,6 +20,7 @@ from bert_cli.config.finetune import (
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import conll, squad_windows
 from bert_cli.data.finetune.features import Features
+from bert_cli.data.finetune.labels import expit, softmax
 from bert_cli.data.finetune.squad import Question
 from bert_cli.data.tokens.tokenizer import MASK
 from bert_cli.errors import DataError

@@ -112,7 +112,8 @@ def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
     """Open a model. `predict` takes an object of the JSON lines that `bert predict` reads, and returns its row."""
     with quiet_imports():
         from bert_cli.tasks.use.model import Model
-    model = Model(settings.path, settings.engine, settings.none_below)
+    engine = settings.engine if "engine" in settings.model_fields_set else None
+    model = Model(settings.path, engine, settings.none_below)
 
     def predict(sent: JSONObject) -> Callable[[], object]:
         item = model.check(sent)

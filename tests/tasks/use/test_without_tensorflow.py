@@ -108,7 +108,7 @@ def results(base, models):
     ("step", "code", "message"),
     [
         ("engine", 2, "engine (tensorflow): needs TensorFlow, which is not installed; pass --engine jax"),
-        ("export", 2, "bert export: needs TensorFlow, which is not installed; run it in an environment with"),
+        ("export", 2, "bert export: needs TensorFlow, which is not installed; run `pip install -c requirements.lock"),
         ("google", 4, "bert_model.ckpt: is a TensorFlow checkpoint, and TensorFlow is not installed; run"),
     ],
 )  # fmt: skip
