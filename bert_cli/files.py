@@ -151,14 +151,6 @@ def json_with_unique_keys(text: str) -> Any:
         raise json.JSONDecodeError(str(error), text, 0) from None
 
 
-def check_regular(*paths: Path) -> None:
-    """Raise CheckpointError for a FIFO, socket or device in the place of a file: reading it would not end."""
-    for path in paths:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            remedy = "move it away, or copy the file there"
-            raise CheckpointError(str(path), "is no regular file", remedy)
-
-
 def is_utf8(value: object) -> bool:
     """Return whether a text or path can be written to a JSON file; Linux allows any bytes in a file name."""
     # Bytes of a name that are not UTF-8 are lone surrogates in Python.

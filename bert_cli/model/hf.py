@@ -263,9 +263,6 @@ def _current_names(
         current = f"{stem}.{LEAVES.get(leaf, leaf)}"
         if current.partition(".")[0] in firsts:  # of the file of an encoder alone
             current = f"{base}.{current}"
-        if current in renamed:
-            problem = f"there is a second tensor for {current}"
-            raise CheckpointError(f"{name} ({where})", problem, "remove one of the two")
         renamed[current] = value
     for copy, original in ARCHITECTURES[config.architecture].hf_copies.items():
         if copy not in renamed:

@@ -210,7 +210,7 @@ def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]
                 file.seek(-tail, os.SEEK_END)
                 file.readline()
             for line in file if tail is None else reversed(file.readlines()):
-                if row := read_line(line, path):
+                if row := read_line(line):
                     yield row[0], {name: _finite(value) for name, value in row[1].items()}
     except (FileNotFoundError, NotADirectoryError):
         return

@@ -22,7 +22,6 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from bert_cli.errors import DataError
 from bert_cli.files import JSONObject, name_path, write_atomically
 from bert_cli.parse.load import leaves
 from bert_cli.processes import print_line
@@ -53,7 +52,7 @@ FORECAST_SECONDS = 2.0
 def jsonl_reporter(path: Path, step: int) -> Reporter:
     """Return a reporter that appends a JSON object for each step, after removing the lines of steps beyond `step`."""
     if path.exists():
-        rows = [(read_line(line, path), line) for line in path.read_bytes().splitlines()]
+        rows = [(read_line(line), line) for line in path.read_bytes().splitlines()]
         lines = [line + b"\n" for row, line in rows if row and row[0] <= step]
         write_atomically(path, b"".join(lines))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,19 +66,11 @@ def jsonl_reporter(path: Path, step: int) -> Reporter:
     return report
 
 
-def read_line(line: bytes, path: Path) -> tuple[int, JSONObject] | None:
-    """Return step and metrics of a line of metrics.jsonl, None for an incomplete or foreign line.
-
-    Raises DataError for bytes that are not UTF-8, which neither a run nor its interruption writes.
-    """
+def read_line(line: bytes) -> tuple[int, JSONObject] | None:
+    """Return step and metrics of a line of metrics.jsonl, None for an incomplete or foreign line."""
     try:
-        line.decode("utf-8")
         metrics = from_json(line)
         return int(metrics.pop("step")), metrics
-    except UnicodeDecodeError as error:
-        where = f"{path} ({line[:20]!r}...)"
-        problem = f"is not UTF-8 ({error.reason})"
-        raise DataError(where, problem, "correct or remove that line") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 

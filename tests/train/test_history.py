@@ -13,7 +13,6 @@ from bert_cli.errors import DataError
 from bert_cli.files import FORMAT
 from bert_cli.tasks.look.summary import names_of
 from bert_cli.train.history import Run, open_runs, runs_below
-from bert_cli.train.metrics import jsonl_reporter
 
 
 def test_a_run_that_started_again_is_read_as_one_that_was_never_further(tmp_path):
@@ -115,17 +114,12 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, write_ru
     (folder / "step_00000003/state.json").write_text('{"fixed": {"total_steps": "ten"}}')
     (folder / "best.json").write_text('{"value": 1e999, "metric": []}')
     assert (Run(folder).total_steps, Run(folder).scores) == (10, {})
-    with open(folder / "metrics.jsonl", "ab") as file:
-        file.write(b'{"step": 4, "mlm_loss\xff": 1}\n')
     for name in ("settings.json", "best.json", "step_00000003/state.json"):
         (folder / name).write_bytes(b"[1]")
     for name, read in (
         ("settings.json", lambda: Run(folder).kind),
         ("best.json", lambda: Run(folder).scores),
         ("step_00000003/state.json", lambda: Run(folder).total_steps),
-        ("metrics.jsonl", lambda: Run(folder).steps),
-        ("metrics.jsonl", lambda: Run(folder).last),
-        ("metrics.jsonl", lambda: jsonl_reporter(folder / "metrics.jsonl", 3)),
     ):
         with pytest.raises(DataError) as error:
             read()

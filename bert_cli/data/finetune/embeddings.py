@@ -20,7 +20,7 @@ from bert_cli.data.finetune.label_cells import label_of, number_of
 from bert_cli.data.tokens.notation import COPY_AGAIN
 from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
 from bert_cli.errors import CheckpointError, DataError
-from bert_cli.files import JSON, InnerPath, JSONObject, Value, check_regular, read_json
+from bert_cli.files import JSON, InnerPath, JSONObject, Value, read_json
 from bert_cli.processes import print_line
 from bert_cli.statistics import Examples, Sample, identify, linked, plain, sample_of
 
@@ -302,5 +302,4 @@ def _refusal(path: Path, entry: str, value: object) -> CheckpointError:
 
 
 def _read(path: Path, kind: type[Value]) -> Value:
-    check_regular(path)
     return read_json(path, kind, CheckpointError, COPY_AGAIN) if path.exists() else kind()

@@ -18,7 +18,6 @@ from bert_cli.data.io.rows import listed
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.files import read_json
 from bert_cli.statistics import Examples, Sample, sample_of
-from bert_cli.text import count
 
 DECISION = "decision.json"
 USUAL_THRESHOLD = 0.5
@@ -40,13 +39,8 @@ class Decision(BaseModel):
     """Divisor of the logits, where a text has one label."""
 
     def thresholds_of(self, size: int) -> list[float]:
-        """Return the threshold of each of `size` labels. Raises CheckpointError for a model with another number."""
-        thresholds = [*self.thresholds.values()] or [USUAL_THRESHOLD] * size
-        if len(thresholds) != size:
-            problem = f"has {count(len(thresholds), 'threshold')} for {count(size, 'label')}"
-            remedy = "list a threshold for each label, in their order, or copy the model again"
-            raise CheckpointError(DECISION, problem, remedy)
-        return thresholds
+        """Return the threshold of each of `size` labels."""
+        return [*self.thresholds.values()] or [USUAL_THRESHOLD] * size
 
     def answers(self, logits: Floats, *, several: bool) -> Column:
         """Return the label of each text [n] from logits [n, L]; with several labels, whether it has each [n, L]."""

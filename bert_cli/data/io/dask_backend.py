@@ -6,7 +6,6 @@ all machines share. If a worker dies, Dask gives its shard to another worker, wh
 
 import logging
 import os
-import re
 import socket
 import time
 from collections.abc import Generator, Iterable, Mapping
@@ -25,12 +24,8 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 CONNECT_SECONDS = 30
-RESTART_SECONDS = 5
-STOP_SECONDS = 10.0  # killing workers takes 2 s with three busy processes on every core
 DISCONNECT_SECONDS = 2.0
 SECONDS_TO_APPEAR = 5.0  # a network file system may show the files of another machine late
-ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://)?(\[[0-9A-Fa-f:.%]+\]|[^\s/:\[\]]+):\d{1,5}/?")
-"""host:port, with or without a protocol."""
 SHARED_FOLDERS = "use a file system that all machines share under the same path"
 
 
@@ -125,43 +120,10 @@ class _Cluster:
         return shard, stats
 
     def close(self) -> None:
-        """Stop the shards in progress by restarting their workers, and disconnect, in a limited time."""
-        # Without limits Ctrl-C would wait for ever: for a scheduler that does not answer, and, rarely, for the event
-        # loop of the client, if Ctrl-C came while this thread held a lock of it.
+        """Disconnect in a limited time: the scheduler then drops what waits, and busy workers end their shard."""
         # Another exception may be propagating, which must not be replaced.
         with suppress(Exception):
-            if self.running and self.client.status == "running":
-                is_stopped = False
-                with suppress(TimeoutError):
-                    is_stopped = self.client.sync(self._stop, callback_timeout=STOP_SECONDS)
-                if not is_stopped:
-                    name = self.output.step.name
-                    problem = f"not all workers were stopped within {STOP_SECONDS:g} s"
-                    print_error(f"{name}: {problem}; they may go on with their shards")
-        with suppress(Exception):
             self.client.close(timeout=DISCONNECT_SECONDS)
-
-    async def _stop(self) -> bool:
-        """Cancel the shards and kill their workers; return whether all workers were killed."""
-        scheduler = self.client.scheduler
-        assert scheduler is not None  # close() has checked that the client is connected
-        ours = {future.key for future in self.running}
-        tasks = await self.client.processing()
-        # A worker that has tasks of other users too runs one of them, and ours may only wait for it.
-        busy = {worker for worker in tasks if tasks[worker] and ours.issuperset(tasks[worker])}
-        # A worker without a nanny would not be started again.
-        workers = (await scheduler.identity(n_workers=-1))["workers"]
-        killed = [worker for worker in busy & workers.keys() if workers[worker]["nanny"]]
-        await self.client.cancel(list(self.running), force=True)
-        # Client.restart_workers would wait until the new workers are there, 5 s and more on busy cores.
-        states = await scheduler.restart_workers(
-            workers=killed,
-            timeout=RESTART_SECONDS,
-            wait_for_workers=False,
-            on_error="return",
-            stimulus_id=f"bert-{uuid4().hex}",
-        )
-        return len(killed) == len(busy) and set(states.values()) <= {"OK"}
 
 
 def _connect(scheduler: str) -> "Client":
@@ -175,9 +137,6 @@ def _connect(scheduler: str) -> "Client":
     remedy = "start `dask scheduler` and pass the address that it prints, as tcp://HOST:8786"
     if path.is_file():
         address = str(read_json(path, JSONObject, ConfigError, remedy).get("address"))
-    if not ADDRESS.fullmatch(address):
-        problem = "is neither an address nor a file of `dask scheduler --scheduler-file`"
-        raise ConfigError(where, problem, remedy)
     # Not `Client(...)`: a client that cannot connect must be closed, or the process hangs at its end.
     client = Client.__new__(Client)
     try:

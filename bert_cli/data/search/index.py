@@ -349,9 +349,6 @@ class Index:
             raise ConfigError("meaning", problem, f"{make}, or ask by words")
         known = self._read_vectors()
         vectors = self.embed([question.text for question in questions])
-        if (size := vectors.shape[1]) != (stored := known.shape[1]):
-            problem = f"the index has vectors of {stored} values, and its model makes {size}"
-            raise ConfigError("meaning", problem, "run `bert search make` again")
         blocks = range(0, len(known), AT_ONCE)
         scores = [known[n : n + AT_ONCE].astype(np.float32) @ vectors.T for n in blocks]
         cosines: Floats32 = np.concatenate(scores)

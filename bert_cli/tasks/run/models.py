@@ -24,7 +24,7 @@ from bert_cli.data.tokens.tokenizer import VOCAB_FILE, TextTokenizer, TokenizerF
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import SEVERAL_LABELS
-from bert_cli.files import JSONObject, check_regular, read_json, verify_checkpoint
+from bert_cli.files import JSONObject, read_json, verify_checkpoint
 from bert_cli.model import hf, published, tensorflow_names
 from bert_cli.tasks.run.weight_files import (
     FILES,
@@ -226,7 +226,6 @@ def find_source(
     """
     prefix = tensorflow_prefix(Path(name))
     folder = find_folder(name, flag) if prefix is None else prefix.parent
-    check_regular(*(folder.iterdir() if prefix is None else folder.glob(f"{prefix.name}*")))
     if prefix is None:
         # Weights are verified when they are read.
         if saved is not None and saved.path == folder:
@@ -279,7 +278,6 @@ def find_folder(name: str, flag: str) -> Path:
         return best or complete[-1]
     _refuse_keras(path)
     if path.is_dir():
-        check_regular(*path.iterdir())
         runs = [str(run) for run in sorted(path.glob("*/")) if complete_checkpoints(run)]
         problem = "is a folder of runs" if runs else "has neither a checkpoint nor a model"
         remedy = f"name one of them, such as {runs[0]}" if runs else MODEL_FILES
@@ -306,7 +304,6 @@ def find_tokenizer(name: str) -> Path:
     folder = path.parent if is_file else path
     if not has_tokenizer(folder):
         folder = find_folder(name, "--tokenizer-path")
-    check_regular(*([path] if is_file else folder.iterdir()))
     verify_checkpoint(folder, but=LARGE_FILES)
     return folder
 

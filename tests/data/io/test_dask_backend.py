@@ -187,11 +187,7 @@ def test_ctrl_c_ends_the_run_and_leaves_the_workers_of_other_users_alone(tmp_pat
         assert task.result() == (tmp_path / "log").read_bytes()  # it ran once
 
 
-def test_ctrl_c_ends_the_run_though_the_scheduler_does_not_answer(
-    tmp_path, empty_cluster, capsys, monkeypatch
-):
-    monkeypatch.setattr(dask_backend, "STOP_SECONDS", 0.5)
-
+def test_ctrl_c_ends_the_run_though_the_scheduler_does_not_answer(tmp_path, empty_cluster, capsys):
     def interrupted_shards():
         yield from make_inputs(tmp_path, 1)
         empty_cluster.processes[0].send_signal(signal.SIGSTOP)
@@ -200,7 +196,6 @@ def test_ctrl_c_ends_the_run_though_the_scheduler_does_not_answer(
     with pytest.raises(SystemExit, match="130"):
         run(interrupted_shards(), tmp_path / "out", shout, empty_cluster.file)
     printed = capsys.readouterr().err
-    assert "shout: not all workers were stopped within 0.5 s; they may go on" in printed
     assert "shout: interrupted, 0 shards" in printed
 
 
@@ -235,9 +230,8 @@ def test_a_scheduler_that_cannot_be_reached_is_an_error_with_a_remedy(tmp_path, 
     for scheduler, kind, problem in (
         ("nonsense://127.0.0.1:9", DataError, "cannot be reached"),
         ("down.json", DataError, "cannot be reached"),
-        ("tcp://host", ConfigError, "is neither an address nor a file"),
         ("broken.json", ConfigError, "broken.json: Invalid JSON"),
-        ("other.json", ConfigError, "is neither an address nor a file"),
+        ("other.json", DataError, "cannot be reached"),
     ):
         with pytest.raises(kind, match=rf"{problem}.*dask scheduler"):
             run(make_inputs(tmp_path, 1), tmp_path / "out", shout, scheduler)
