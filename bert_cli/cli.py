@@ -20,7 +20,7 @@ from bert_cli.errors import (
     DataError,
     DeviceError,
     absent_package,
-    nearest,
+    did_you_mean,
     printable,
 )
 
@@ -107,8 +107,7 @@ def dispatch(arguments: Sequence[str]) -> None:
     for removed in {" ".join(words[:2]), words[0]} & {*COMMANDS_OF_BEFORE} - {*COMMANDS}:
         raise ConfigError(f"bert {removed}", PROBLEM, COMMANDS_OF_BEFORE[removed])
     if name not in COMMANDS:
-        near = nearest(name, COMMANDS)
-        remedy = f"did you mean {near!r}?" if near else "see bert --help"
+        remedy = did_you_mean(name, COMMANDS, "see bert --help")
         raise ConfigError(f"COMMAND ({name})", "no such command", remedy)
     command = COMMANDS[name]
     if not command.module:

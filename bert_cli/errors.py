@@ -150,5 +150,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return near if len(plain) > 2 and near and similarity(near) >= MIN_SIMILARITY else None
 
 
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the remedy for an unknown name: the one that was probably meant, or another remedy."""
+    near = nearest(name, known)
+    return f"did you mean {near!r}?" if near else otherwise
+
+
 def _plain(name: str) -> str:
     return " ".join(re.findall(r"[a-z0-9]+", name.lower()))

@@ -182,12 +182,18 @@ def output_json(path: Path | None, value: JSON) -> None:
 
 def write_output(path: Path, text: str, setting: str) -> None:
     """Write a text to the file that a setting names. Raises DataError if it cannot be written."""
-    try:
+    with report_failure(f"{setting} ({path})", "written", "choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode("utf-8"))
+
+
+@contextmanager
+def report_failure(where: str, action: str, remedy: str) -> Iterator[None]:
+    """Raise DataError for an OSError of the block, which says why something cannot be read or written."""
+    try:
+        yield
     except OSError as error:
-        problem = f"cannot be written ({error.strerror})"
-        raise DataError(f"{setting} ({path})", problem, "choose another place") from error
+        raise DataError(where, f"cannot be {action} ({error.strerror})", remedy) from error
 
 
 # --- checksums

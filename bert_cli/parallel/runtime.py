@@ -7,7 +7,7 @@ of the type `BuildEngine`. This file imports no framework.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes, Rendezvous
@@ -66,6 +66,8 @@ class Mesh:
     processes: Processes
     number: int = 0
     """Unique in the process, so that two meshes never share a collective key."""
+    links: Any = None
+    """The connections of the processes, where the engine has its own."""
 
     @property
     def replicas(self) -> int:

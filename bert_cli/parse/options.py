@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from bert_cli.errors import ConfigError, combine, nearest
+from bert_cli.errors import ConfigError, combine, did_you_mean
 from bert_cli.facts.architectures import fields_of
 from bert_cli.files import JSONObject, json_with_unique_keys
 from bert_cli.parse.old_names import FALSE, NO_SETTINGS, TRUE, our_name
@@ -367,8 +367,7 @@ def _unknown_arguments(
     errors = []
     for word in unknown:
         flag = word.partition("=")[0]
-        near = nearest(flag, flags)
-        remedy = f"did you mean {near!r}?" if near else f"see {program} --help"
+        remedy = did_you_mean(flag, flags, f"see {program} --help")
         if program == "bert doctor" and flag == "--config":
             remedy = "a run is checked by `bert doctor pretrain`"
         elif len(flags) < len(options):

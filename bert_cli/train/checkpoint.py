@@ -39,6 +39,7 @@ from bert_cli.files import (
     crc32c_of_files,
     hold_lock,
     read_json,
+    report_failure,
     verify_files,
     with_checksum,
     write_json_atomically,
@@ -242,24 +243,22 @@ def save(
                 f"{fault}, so it is not saved, and older checkpoints are kept",
                 "use the last good checkpoint as --pretrained-ckpt-path of a new run with a lower learning rate",
             )
-    try:
-        with atomic_folder(path, sum(value.nbytes for value in values.values())) as partial:
-            record = {
-                "format": FORMAT,
-                "step": state.step,
-                "loss_scale": asdict(state.loss_scale),
-                "fixed": fixed,
-                "settings": settings,
-                "epoch_size": form.epoch_size,
-                "versions": package_versions(PACKAGES),
-            }
-            _write_model(partial, state, form, record)
-            record["crc32c"] = crc32c_of_files(partial)
-            text = json.dumps(with_checksum(record), indent=1)
-            (partial / STATE).write_text(text, encoding="utf-8")
-    except OSError as error:
-        remedy = "make room or choose another save_ckpt_path, then run the same command again"
-        raise DataError(str(path), f"cannot be written ({error.strerror})", remedy) from error
+    remedy = "make room or choose another save_ckpt_path, then run the same command again"
+    size = sum(value.nbytes for value in values.values())
+    with report_failure(str(path), "written", remedy), atomic_folder(path, size) as partial:
+        record = {
+            "format": FORMAT,
+            "step": state.step,
+            "loss_scale": asdict(state.loss_scale),
+            "fixed": fixed,
+            "settings": settings,
+            "epoch_size": form.epoch_size,
+            "versions": package_versions(PACKAGES),
+        }
+        _write_model(partial, state, form, record)
+        record["crc32c"] = crc32c_of_files(partial)
+        text = json.dumps(with_checksum(record), indent=1)
+        (partial / STATE).write_text(text, encoding="utf-8")
     return path
 
 

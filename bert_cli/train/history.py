@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_cli.errors import DataError
-from bert_cli.files import STATE, JSONObject, check_format, is_locked, read_json
+from bert_cli.files import STATE, JSONObject, check_format, is_locked, read_json, report_failure
 from bert_cli.parse.load import leaves
 from bert_cli.statistics import Score
 from bert_cli.train.checkpoint import (
@@ -204,19 +204,18 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
 
 def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]:
     """Yield step and metrics of each line; with `tail`, only of the last `tail` bytes, the last line first."""
-    try:
-        with open(path, "rb") as file:
-            if tail is not None and os.fstat(file.fileno()).st_size > tail:
-                file.seek(-tail, os.SEEK_END)
-                file.readline()
-            for line in file if tail is None else reversed(file.readlines()):
-                if row := read_line(line):
-                    yield row[0], {name: _finite(value) for name, value in row[1].items()}
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        raise DataError(str(path), problem, "check its permissions") from error
+    absent = suppress(FileNotFoundError, NotADirectoryError)
+    with (
+        report_failure(str(path), "read", "check its permissions"),
+        absent,
+        open(path, "rb") as file,
+    ):
+        if tail is not None and os.fstat(file.fileno()).st_size > tail:
+            file.seek(-tail, os.SEEK_END)
+            file.readline()
+        for line in file if tail is None else reversed(file.readlines()):
+            if row := read_line(line):
+                yield row[0], {name: _finite(value) for name, value in row[1].items()}
 
 
 def _finite(value: Any) -> float | None:

@@ -7,7 +7,6 @@ Shapes: B examples, S positions, P masked positions, V vocabulary size.
 
 import json
 import math
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from bert_cli.data.records.corpus import RecordFiles, number_of_copies
 from bert_cli.data.records.formats import BLOCK, Batch
 from bert_cli.data.records.masking import continuations, unmasked
 from bert_cli.data.tokens.tokenizer import Vocabulary, read_vocabulary, vocabulary_path
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, printable
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_line
 from bert_cli.settings.settings import is_set
@@ -276,11 +275,4 @@ def example_text(batch: Batch, vocabulary: Vocabulary) -> str:
             words[-1] += text
         else:
             words.append(text)
-    return _printable(" ".join(words))
-
-
-def _printable(text: str) -> str:
-    """Return a text with a question mark for every letter that the terminal cannot show."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return shown.encode(encoding, "replace").decode(encoding)
+    return printable(" ".join(words))

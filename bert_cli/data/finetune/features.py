@@ -25,7 +25,7 @@ from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.sentence_pairs import truncated_lengths
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
-from bert_cli.files import JSONObject, atomic_file
+from bert_cli.files import JSONObject, atomic_file, report_failure
 from bert_cli.processes import print_line
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
@@ -436,13 +436,10 @@ def cached(
             print_line(f"{path}: is damaged; it is built again")
     built = dict(build())
     size = sum(array.nbytes for array in built.values())
-    try:
+    with report_failure(f"cache_dir ({folder})", "written", "use another --cache-dir"):
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(path, size) as partial, partial.open("wb") as output:
             write_arrays(output, built)
-    except OSError as error:
-        problem = f"cannot be written ({error.strerror})"
-        raise DataError(f"cache_dir ({folder})", problem, "use another --cache-dir") from error
     return built
 
 

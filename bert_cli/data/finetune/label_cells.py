@@ -12,7 +12,7 @@ import numpy as np
 from bert_cli.arrays import Ints32
 from bert_cli.data.io import files
 from bert_cli.data.io.rows import Row, check_columns, check_text, listed
-from bert_cli.errors import DataError, nearest
+from bert_cli.errors import DataError, did_you_mean
 from bert_cli.statistics import plain
 
 ZERO_OR_ONE = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
@@ -109,9 +109,8 @@ def label_numbers(rows: Iterable[tuple[str, str]], names: Sequence[str]) -> Ints
     numbers = []
     for where, word in rows:
         if word not in number_of:
-            near = nearest(word, names)
             problem = f"label '{word}' is unknown; the labels are {listed(names)}"
-            raise DataError(where, problem, f"did you mean '{near}'?" if near else "fix the label")
+            raise DataError(where, problem, did_you_mean(word, names, "fix the label"))
         numbers.append(number_of[word])
     return np.array(numbers, np.int32)
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from bert_cli.arrays import Floats, Ints64
 from bert_cli.data.finetune.tables import Column
 from bert_cli.data.io.rows import listed
-from bert_cli.errors import CheckpointError, ConfigError, nearest
+from bert_cli.errors import CheckpointError, ConfigError, did_you_mean
 from bert_cli.files import read_json
 from bert_cli.statistics import Examples, Sample, sample_of
 
@@ -84,8 +84,7 @@ def weights_of(labels: Column, names: Sequence[str], table: ClassWeights) -> Col
     else:
         for name in table:
             if name not in names:
-                near = nearest(name, names)
-                remedy = f"did you mean '{near}'?" if near else f"the labels are {listed(names)}"
+                remedy = did_you_mean(name, names, f"the labels are {listed(names)}")
                 raise ConfigError(f"class_weights ({name})", "is not a label in train_file", remedy)
         weights = np.array([table.get(name, 1.0) for name in names])
     column = np.where(labels, weights, 1.0) if labels.ndim == 2 else weights[labels]

@@ -9,6 +9,7 @@ Shapes: q questions, n windows, T tokens of all windows, L positions of a window
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,8 @@ COLUMNS = ("question", "offsets", "best_context")
 SUMS_AT_ONCE = 1 << 22  # sums of a start and an end, 32 MB; more at once is not faster
 WINDOWS_AT_ONCE = 64
 NULL_THRESHOLD = "null_threshold.json"
+NO_ANSWER = "", 0.0, (0.0, 0.0)
+"""A text, the sum of its logits, and the logits."""
 N_BEST = 20  # different answers of a question, over which its probabilities are normalized
 SPANS_PER_ANSWER = 4  # several may be the same text
 
@@ -202,35 +205,29 @@ def answers(
 
     result = Answers({}, {}, {})
     for number, question in enumerate(questions):
-        entries: dict[str, Entry] = {}
+        by_text: dict[str, tuple[float, float]] = {}
         for row in range(bounds[number], bounds[number + 1]):
-            text = question.context[begin[row] : finish[row]]
-            entries.setdefault(text, _entry(text, starts[row], ends[row]))
-            if len(entries) == N_BEST:
+            by_text.setdefault(question.context[begin[row] : finish[row]], (starts[row], ends[row]))
+            if len(by_text) == N_BEST:
                 break
-        ranked = list(entries.values()) or [_entry("", 0.0, 0.0)]
-        best = ranked[0]
+        ranked = [(text, sum(logits), logits) for text, logits in by_text.items()]
+        best, highest, _ = ranked[0] if ranked else NO_ANSWER
         name = question.id
         if version_2:
-            null = _entry("", float(start[nulls[number]]), float(end[nulls[number]]))
-            result.null_odds[name] = _sum(null) - _sum(best)
+            null = float(start[nulls[number]]), float(end[nulls[number]])
+            result.null_odds[name] = sum(null) - highest
             # Last, so that it comes after answers of equal score.
-            ranked = sorted([*entries.values(), null], key=_sum, reverse=True)
-        result.predictions[name] = str(best["text"])
-        sums = np.array([_sum(entry) for entry in ranked])
+            ranked = sorted([*ranked, ("", sum(null), null)], key=itemgetter(1), reverse=True)
+        ranked = ranked or [NO_ANSWER]
+        result.predictions[name] = best
+        sums = np.array([score for _, score, _ in ranked])
         powers = np.exp(sums - sums.max())
         probabilities = (powers / powers.sum()).tolist()
-        pairs = zip(ranked, probabilities, strict=True)
-        result.nbest[name] = [entry | {"probability": value} for entry, value in pairs]
+        result.nbest[name] = [
+            {"text": text, "probability": value, "start_logit": first, "end_logit": last}
+            for (text, _, (first, last)), value in zip(ranked, probabilities, strict=True)
+        ]
     return result
-
-
-def _entry(text: str, start: float, end: float) -> Entry:
-    return {"text": text, "probability": 0.0, "start_logit": start, "end_logit": end}
-
-
-def _sum(entry: Entry) -> float:
-    return float(entry["start_logit"]) + float(entry["end_logit"])
 
 
 def _best_spans(

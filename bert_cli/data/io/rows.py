@@ -11,7 +11,7 @@ from itertools import chain, dropwhile
 from typing import Any
 
 from bert_cli.data.io.files import TABLES, Part, open_parquet
-from bert_cli.errors import DataError, combine, nearest
+from bert_cli.errors import DataError, combine, did_you_mean
 from bert_cli.files import JSONObject
 
 LISTED_NAMES = 20  # names that an error lists; IFLYTEK has 119 labels
@@ -218,9 +218,8 @@ def check_columns(
     remedy = remedy or "name the columns in the first line, or name another one"
     for name in needed:
         if name not in names:
-            near = nearest(name, names)
             problem = f"has no column '{name}', only {listed(names)}"
-            raise DataError(where, problem, f"did you mean '{near}'?" if near else remedy)
+            raise DataError(where, problem, did_you_mean(name, names, remedy))
         if names.count(name) > 1:
             raise DataError(where, f"has two columns '{name}'", "rename one")
 

@@ -16,7 +16,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -116,19 +115,12 @@ class Links:
         os._exit(DeviceError.exit_code)
 
 
-@dataclass(frozen=True)
-class JaxMesh(Mesh):
-    """A mesh with the connections of its processes."""
-
-    links: Links = field(default_factory=Links)
-
-
 class JaxProcessGroup(ProcessGroup):
     """The processes of a mesh."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh.processes.rank, mesh.processes.count)
-        self.links = mesh.links if isinstance(mesh, JaxMesh) else Links()
+        self.links: Links = mesh.links or Links()
 
     def publish(self, text: str) -> None:
         """Store a text in the coordination service."""
@@ -229,7 +221,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     devices = [device for device in jax.local_devices() if (device.platform == "cpu") == is_cpu]
     names = [f"jax:{kind}:{number}" for number in range(min(needed, len(devices)))]
     rows = divide_devices(names, kind, processes, layout)
-    mesh = JaxMesh(layout, rows, "", processes, links=links)
+    mesh = Mesh(layout, rows, "", processes, links=links)
     if processes.count > 1:
         with JaxProcessGroup(mesh).collective():
             _connect_devices(device_grid(mesh))

@@ -1,8 +1,6 @@
 """`bert inspect`: text, statistics and warnings of records with known content."""
 
-import io
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -211,11 +209,6 @@ def test_the_histogram_counts_every_length_once():
     assert [int(line.split()[3].replace(",", "")) for line in lines] == [15, 20, *[0] * 13, 100]
     bars = [line.count("#") for line in lines]
     assert (bars[0], bars[1], bars[-1], bars[2]) == (8, 10, 50, 0)
-
-
-def test_no_piece_of_a_vocabulary_controls_the_terminal(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-    assert inspect._printable("über\x1b[2J") == "?ber?[2J"
 
 
 def test_a_run_is_not_a_folder_of_records(tmp_path, capsys):
