@@ -236,12 +236,62 @@ def test_meaning_is_the_cosine_and_both_are_the_sum_of_standardised_scores(tmp_p
     assert index.ask("coffee")[0].title == "Title 5"
 
 
-def test_a_change_by_another_process_is_seen(tmp_path):
-    index = make(tmp_path / "index")
-    assert index.ask("zebra") == []
-    make(tmp_path / "index", ["A zebra."])  # in place of /texts/1.txt
-    assert [hit.text for hit in index.ask("zebra")] == ["A zebra."]
-    assert all(hit.document != "1.txt" for hit in index.ask("roasted"))
+def change(path, kind, draw):
+    """Change an index as another process does."""
+    if kind == "another file":  # in place of this one, as `mv` does
+        size = draw.integers(3, 7)
+        make(path.with_name("other"), draw.permutation(TEXTS)[:size].tolist(), VECTORS[:size])
+        path.with_name("other").replace(path)
+        return
+    with write_index(path) as other, other.changing():
+        numbers = [number for (number,) in other.table.execute("SELECT id FROM passages")]
+        if kind == "weight":
+            other.record(weight=float(draw.choice([0.1, 0.5, 0.9])))
+        elif kind == "a file more" or len(numbers) < 3:
+            text = " ".join(draw.permutation(TEXTS[draw.integers(6)].split()))
+            file = other.add_file(f"/more/{draw.integers(3)}", "more", "")
+            other.add(file, Document("More", [text]), [Passage(0, len(text), text)])
+        elif kind == "a file less":
+            other.table.execute("DELETE FROM files WHERE id IN (SELECT max(id) FROM files)")
+        elif kind == "vectors":
+            other.add_vectors(numbers, draw.permutation(np.eye(len(numbers), 8, dtype=np.float32)))
+        else:
+            other.table.execute("DELETE FROM vectors WHERE id = ?", [int(draw.integers(1, 4))])
+
+
+KINDS = ("another file", "weight", "a file more", "a file less", "vectors", "a vector less")
+
+
+def answers(index):
+    """Return what an index answers by each half: hits, or the error."""
+    index.embed = lambda texts: np.tile(np.float32([0.6, 0, 0, 0, 0.8, 0, 0, 0]), (len(texts), 1))
+    found = []
+    for half in (None, "words", "meaning"):
+        for question in ("coffee", "the mountain river", "drink -tea"):
+            try:
+                found.append(
+                    [
+                        hit._replace(score=round(hit.score, 4))
+                        for hit in index.ask(question, half=half)
+                    ]
+                )
+            except (ConfigError, DataError) as error:
+                found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_open_index_answers_as_one_opened_now_after_any_changes_of_another_process(
+    tmp_path, seed
+):
+    draw, path = np.random.default_rng(seed), tmp_path / "index"
+    index = make(path, vectors=VECTORS)
+    seen = [answers(index)]
+    for kind in draw.permutation([*KINDS, *KINDS]):
+        change(path, kind, draw)
+        seen.append(answers(index))
+        assert seen[-1] == answers(open_index(path)), kind
+    assert len({str(found) for found in seen}) > 7
 
 
 def test_an_open_index_does_not_mix_vectors_of_two_models(tmp_path):
