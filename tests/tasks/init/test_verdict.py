@@ -1,5 +1,6 @@
 """`bert verdict`: its rule, its bits per byte, and folders without a test."""
 
+import json
 import math
 
 import numpy as np
@@ -56,6 +57,33 @@ def test_frequencies_of_seen_tokens_fill_the_masks_instead_of_a_model(tmp_path):
     source = models.find_source(str(write_model(tmp_path / "model")))
     sample = verdict.bits_per_byte(source, TEXTS, 64, seen=TEXTS)
     assert sample.value < verdict.bits_per_byte(source, TEXTS, 64).value
+
+
+@pytest.mark.parametrize("has_start", [True, False])
+def test_the_test_texts_are_filled_by_the_start_and_the_trained_model(has_start, tmp_path):
+    """Train, held-out and test texts differ, and so do both models: any other choice gives other numbers."""
+    start, trained = (
+        write_model(tmp_path / name, seed=n) for n, name in enumerate(("start", "run"))
+    )
+    parts = {"train": TEXTS[:1], "held_out": [TEXTS[0][::-1]], "test": [*TEXTS, "fine music " * 9]}
+    for name, texts in parts.items():
+        rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (tmp_path / "text").mkdir(exist_ok=True)
+        (tmp_path / f"text/{name}.jsonl").write_text(rows)
+    settings = {"max_seq_length": 48, "pretrained_ckpt_path": str(start) if has_start else None}
+    (tmp_path / "pretrain.json").write_text(json.dumps(settings))
+    before, after = (models.find_source(str(folder)) for folder in (start, trained))
+    expected = [verdict.bits_per_byte(after, parts["test"], 48).value]
+    if has_start:
+        expected.insert(0, verdict.bits_per_byte(before, parts["test"], 48).value)
+    else:
+        seen = verdict.bits_per_byte(after, parts["test"], 48, seen=parts["train"])
+        expected.insert(0, seen.value)
+    measure, *others = verdict._of_masked_lm(tmp_path)
+    assert [measure.start, measure.trained] == pytest.approx(expected, rel=1e-5)
+    assert measure.gain.value == pytest.approx(expected[0] - expected[1], rel=1e-5)
+    assert measure.gain.n == 3 and [other.gain.n > 10 for other in others] == [True] * has_start
+    assert ("frequencies" in measure.name) != has_start
 
 
 def test_labels_are_judged_on_half_of_the_texts_beside_the_best_baseline_of_the_other(tmp_path):

@@ -1,5 +1,6 @@
 """`bert search`: what a person types, and what it prints; text that changes; kills; a model of vectors."""
 
+import itertools
 import json
 import os
 import shutil
@@ -21,9 +22,13 @@ from support.vectors import write_pooling
 
 import bert_cli
 from bert_cli.cli import main
+from bert_cli.config.search import SearchScoreSettings
+from bert_cli.data.random import chooses
 from bert_cli.data.search.index import SCALE, WEIGHT, Index, open_index, write_index
+from bert_cli.data.search.passages import Document, Passage
 from bert_cli.data.search.words import parse
 from bert_cli.errors import CheckpointError, DataError
+from bert_cli.statistics import interval, mean_of
 from bert_cli.tasks.search import make, score
 from bert_cli.tasks.search.opened import Model
 
@@ -315,8 +320,55 @@ def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals
     assert text.endswith("the best weight is 0.8; the index has it")
     text = score.choose_weight(index, noise - abs(np.arange(11) - 5), groups)
     assert index.weight == 0.5 and "confirms it; the index has weight 0.5" in text
+    # The half that chooses likes 0.2, the others like 0.9, and more so.
+    likes, strength = (np.where(chooses(groups), *each)[:, None] for each in ((2, 9), (1, 3)))
+    text = score.choose_weight(index, -strength * abs(np.arange(11) - likes), groups)
+    assert index.weight == 0.5
+    assert "0.2 scores -9.000 [" in text and "does not confirm" in text
+    # Many questions about each document are no more proof than one.
+    gains = np.zeros((1200, 11))
+    gains[:, 7] = np.repeat(np.random.default_rng(2).normal(0.2, 1, 40), 30)
+    text = score.choose_weight(index, gains, np.repeat(np.arange(40), 30))
+    assert "0.7 scores 0." in text and "does not confirm it" in text
     text = score.choose_weight(index, better[:20], groups[:20])
     assert "about at least 20 documents, 10 in each half; yours name 5 and 5" in text
+
+
+def test_each_ranking_has_its_scores_and_questions_about_one_document_are_one_group(
+    tmp_path, monkeypatch, capsys
+):
+    """Words, meaning and their sum find other documents; every question is asked twice, in other words."""
+    draw = np.random.default_rng(4)
+    names = "apple bread coal dust earth fire gold hay ink jam".split()  # noqa: SIM905
+    texts = [f"{name} is a thing" for name in names]
+    vectors = np.eye(10, 12, dtype=np.float32)
+    with write_index(tmp_path / "index") as index, index.changing():
+        index.record(weight=0.3)
+        for number, text in enumerate(texts):
+            file = index.add_file(f"/{number}", str(number), "")
+            index.add(file, Document(f"T{number}", [text]), [Passage(0, len(text), text)])
+        index.add_vectors(range(1, 11), vectors)
+    index = open_index(tmp_path / "index")
+    noise = draw.normal(size=(10, 12)).astype(np.float32)
+    index.embed = lambda asked: np.stack([noise[len(text) % 10] for text in asked])
+    monkeypatch.setattr(score, "open_index", lambda path: index)
+    words = draw.permutation(names)
+    asked = [f"{word} or {other}" for word, other in itertools.pairwise(words)]
+    rows = [f"{text}{end}\t{n}" for n, text in enumerate(asked) for end in (" ?", " please ?")]
+    (tmp_path / "queries.tsv").write_text("\n".join(["question\tdocument", *rows]))
+    score.run(SearchScoreSettings(index=tmp_path / "index", queries=tmp_path / "queries.tsv"))
+    printed = capsys.readouterr().out
+    scores = score.question_scores(index, score.read_queries(tmp_path / "queries.tsv", index))
+    assert f"{len(rows)} questions about {len(rows) // 2} documents" in printed
+    groups = [n // 2 for n in range(len(rows))]
+    lines = {line.split("  ")[0]: line for line in printed.splitlines() if "[" in line}
+    shown = []
+    for name, row in (("words", 0), ("meaning", 10), ("both, weight 0.3", 3)):
+        shown.append([f"{interval(mean_of(column, groups)):.3f}" for column in scores[:, row].T])
+        assert lines[name].split("  ", 1)[1].strip().split("  ")[0] == shown[-1][0]
+        assert all(text in lines[name] for text in shown[-1])
+    assert len({*map(str, shown)}) == 3
+    assert interval(mean_of(scores[:, 0, 0])) != interval(mean_of(scores[:, 0, 0], groups))
 
 
 def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, capsys):
