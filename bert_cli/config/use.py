@@ -116,10 +116,13 @@ class ServeSettings(ThresholdSettings, EngineSettings):
 
     The page of an index searches as you type. The page of a model has what it was trained for: words in place of
     [MASK], labels, entities, answers in a context, or similarities of texts. It is on this machine alone, and ends with
-    Ctrl-C. Needs the extra `serve`.
+    Ctrl-C. It needs the extra `serve`. With `--mcp` an agent searches the index instead.
     Example: bert serve manuals.index
     Example: bert serve runs/labels --port 8080
+    Example: bert serve manuals.index --mcp
     """
+
+    NEEDS = {name: Unless(lambda of: not of.mcp, "with mcp") for name in ("port", "host")}
 
     path: Positional[PathOrName]
     """An index of `bert search make`; or a model: a run folder, a checkpoint, a Hugging Face folder or name, or a
@@ -129,6 +132,8 @@ class ServeSettings(ThresholdSettings, EngineSettings):
     host: str | None = None
     """Address of this machine for a page that other machines can open, such as 0.0.0.0 for all its addresses. The
     printed address of the page then has a token, without which nothing is answered."""
+    mcp: bool = False
+    """Instead of a page, let an agent search the index: the Model Context Protocol on standard input and output."""
 
 
 class ExportSettings(NewOutSettings, ModelSettings):

@@ -373,14 +373,14 @@ class Index:
         spans = words.spans(text, terms)
         return Hit(text, title, document, score, file, start, stop, spans, int(number))
 
-    def document(self, passage: int) -> list[str]:
-        """Return a passage and up to AROUND of its document on each side; none if the index no longer has it."""
+    def document(self, passage: int, around: int = AROUND) -> list[Hit]:
+        """Return a passage and `around` of its document on each side; none if the index no longer has it."""
         owner = "(SELECT document FROM passages WHERE id = ?)"
-        text = f"SELECT text FROM passages WHERE document = {owner}"
+        numbers = f"SELECT id FROM passages WHERE document = {owner}"
         with self.snapshot():
             near = "abs(id - ?) <= ? ORDER BY id"  # the numbers of a document's passages are consecutive
-            rows = self.table.execute(f"{text} AND {near}", [passage, passage, AROUND]).fetchall()
-        return [text for (text,) in rows]
+            rows = self.table.execute(f"{numbers} AND {near}", [passage, passage, around])
+            return [self._hit(number, 0.0, ()) for (number,) in rows.fetchall()]
 
     def owners(self) -> tuple[Ints64, list[tuple[int, Sequence[str]]]]:
         """Return the position of the document of each passage [N], and position and names of each document.

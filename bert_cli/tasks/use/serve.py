@@ -1,226 +1,31 @@
-"""`bert serve`: a page on which to search an index or try a model, and the same answers as JSON.
+"""`bert serve`: a page on which to search an index or try a model, the same as JSON, and an index for agents."""
 
-A browser also carries the requests of other pages. So a request must name this machine as its host, which a page that
-has pointed its own name at this machine cannot, and must not come from another page. A page for other machines answers
-only requests with the token of its printed address. No answer has a path.
-"""
-
-import asyncio
-import ipaddress
-import json
-import re
-import secrets
-import socket
-import traceback
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-from pydantic import Field
 
 from bert_cli.config.use import ServeSettings
-from bert_cli.data.search import words
-from bert_cli.data.search.index import Half
-from bert_cli.errors import BertError, ConfigError, needs_extra
-from bert_cli.files import JSONObject
-from bert_cli.parse.load import Loaded, validate
-from bert_cli.processes import print_error, print_line, quiet_imports
-from bert_cli.settings.settings import Settings
+from bert_cli.errors import ConfigError
 from bert_cli.tasks.search import opened
-
-try:
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-    from starlette.requests import Request
-    from starlette.responses import HTMLResponse, JSONResponse, Response
-    from starlette.routing import Route
-except ImportError:
-    raise ConfigError("bert serve", needs_extra("serve")) from None
-
-PAGE = Path(__file__).with_name("page.html")
-MOST_BYTES = 100_000  # of a request
-LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
-POLICY = (
-    "default-src 'nonce-{}'; connect-src 'self'; img-src data:; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
-)
-Call = Callable[[JSONObject], Callable[[], object]]
-"""Checks the JSON of a request and returns the function that answers it. Raises BertError for a wrong request."""
-
-
-class Question(Settings):
-    """The request `search`. Without a question it is refused, as one without a word."""
-
-    question: str = ""
-    top: int = Field(10, ge=1, le=100)
-    half: Half | None = None
-
-
-class Place(Settings):
-    """The request `document`."""
-
-    passage: int = Field(0, ge=1, validate_default=True)
+from bert_cli.tasks.use import mcp
+from bert_cli.tasks.use.requests import open_index, open_model
 
 
 def run(settings: ServeSettings) -> None:
-    """Serve the page until Ctrl-C.
+    """Answer until Ctrl-C or, with `mcp`, the end of standard input.
 
     Raises ConfigError if the port is taken, CheckpointError without a model, DataError for a file that is no index.
     """
-    with suppress(KeyboardInterrupt), listen(settings.host, settings.port) as listener:
-        host, port = listener.getsockname()[:2]
-        in_address = f"[{host}]" if ":" in host else host
-        # The other addresses of this machine need the token.
-        is_private = bool(LOOPBACK.fullmatch(in_address))
-        token = None if is_private else secrets.token_urlsafe(16)
-        # A model is a folder, a prefix of files, or a name.
-        opening = open_index if Path(settings.path).is_file() else open_model
-        if opening is open_index and settings.none_below is not None:
-            raise ConfigError("none_below", "has no effect on an index", "leave it out")
-        app = build_app(*opening(settings), token)
-        is_every = ipaddress.ip_address(host).is_unspecified
-        shown = socket.gethostname() if is_every else in_address
-        query = "" if is_private else f"?token={token}"
-        print_line(f"open http://{shown}:{port}/{query} and end with Ctrl-C")
-        if not is_private:
-            problem = "everyone on the network who has this address can use the page"
-            print_error(f"warning: host ({host}): {problem}, and nothing is encrypted")
-        # The addresses of requests have the token.
-        options: dict[str, Any] = {"log_level": "warning", "access_log": False, "ws": "none"}
-        config = uvicorn.Config(app, **options, timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listener])
+    # A model is a folder, a prefix of files, or a name.
+    is_index = Path(settings.path).is_file()
+    if is_index and settings.none_below is not None:
+        raise ConfigError("none_below", "has no effect on an index", "leave it out")
+    with suppress(KeyboardInterrupt):
+        if settings.mcp:
+            mcp.run(opened.open_index(settings.path))
+            return
+        from bert_cli.tasks.use import page  # the extra `serve`
 
-
-def listen(host: str | None, port: int) -> socket.socket:
-    """Return a socket that listens. Raises ConfigError for a port that is taken and an address of another machine."""
-    try:
-        family, *_, name = socket.getaddrinfo(host or "127.0.0.1", port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(name[:2], family=family)
-    except (OSError, UnicodeError) as error:
-        where = f"port ({port})" if host is None else f"host ({host}), port ({port})"
-        remedy = "choose another, such as --port 0 for a free port"
-        problem = str(getattr(error, "strerror", "is not a host name"))
-        raise ConfigError(where, problem.partition(" (")[0], remedy) from None
-
-
-def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]:
-    """Open a model. `predict` takes an object of the JSON lines that `bert predict` reads, and returns its row."""
-    with quiet_imports():
-        from bert_cli.tasks.use.model import Model
-    engine = settings.engine if "engine" in settings.model_fields_set else None
-    model = Model(settings.path, engine, settings.none_below)
-
-    def predict(sent: JSONObject) -> Callable[[], object]:
-        item = model.check(sent)
-        return lambda: model.predict([item])[0]
-
-    return {"task": model.task, "name": Path(settings.path).name}, {"predict": predict}
-
-
-def open_index(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]:
-    """Open an index. `search` returns passages that answer a question, `document` the passages around one."""
-    index = opened.open_index(settings.path)
-    about: JSONObject = {"task": "search", "name": Path(settings.path).name}
-    about["has_meaning"] = index.embed is not None
-    about |= {name: index.count(name) for name in ("passages", "documents")}
-
-    def search(sent: JSONObject) -> Callable[[], object]:
-        asked = validate(Question, Loaded(sent))
-        words.parse(asked.question)
-
-        def answer() -> object:
-            hits = [hit._asdict() for hit in index.ask(asked.question, asked.top, asked.half)]
-            return {"hits": [{n: v for n, v in hit.items() if n != "file"} for hit in hits]}
-
-        return answer
-
-    def document(sent: JSONObject) -> Callable[[], object]:
-        passage = validate(Place, Loaded(sent)).passage
-        return lambda: {"passages": index.document(passage)}
-
-    return about, {"search": search, "document": document}
-
-
-def build_app(about: JSONObject, calls: Mapping[str, Call], token: str | None) -> Starlette:
-    """Return the application: the page, `GET /api/about`, and `POST /api/NAME` for each call."""
-    worker = ThreadPoolExecutor(1)  # one answer at a time: each uses all cores
-    nonce = secrets.token_urlsafe(16)  # of the script and the style of the page; no others are used
-    page = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
-    headers = {"Content-Security-Policy": POLICY.format(nonce), "Referrer-Policy": "no-referrer"}
-
-    async def check(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        status, problem = refusal(request, token)
-        response = refused(status, problem) if problem else await call_next(request)
-        response.headers.update(headers)
-        return response
-
-    def endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            try:
-                work = call(await sent_by(request))
-            except BertError as mistake:
-                return refused(400, str(mistake))
-            try:
-                return JSONResponse(await asyncio.get_running_loop().run_in_executor(worker, work))
-            except ConfigError as mistake:
-                return refused(400, str(mistake))
-            except Exception as failure:  # its message may have a path
-                is_known = isinstance(failure, BertError)
-                print_error(str(failure) if is_known else traceback.format_exc())
-                return refused(500, "the answer failed: see what bert serve printed")
-
-        return answer
-
-    return Starlette(
-        routes=[
-            Route("/", lambda request: HTMLResponse(page)),
-            Route("/api/about", lambda request: JSONResponse(about)),
-            *(Route(f"/api/{n}", endpoint(call), methods=["POST"]) for n, call in calls.items()),
-        ],
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
-        exception_handlers={HTTPException: lambda _, e: refused(e.status_code, e.detail)},
-    )
-
-
-def refused(status: int, problem: str) -> Response:
-    """Return an answer without a result."""
-    return JSONResponse({"error": problem}, status)
-
-
-def refusal(request: Request, token: str | None) -> tuple[int, str]:
-    """Return the status and the problem of a request that did not come from the page; "" for one that did.
-
-    Another page that has pointed its name at this machine does not know the token.
-    """
-    remedy = "open the address that bert serve printed"
-    host = request.headers.get("host", "")
-    origin = request.headers.get("origin")
-    if token is None and not LOOPBACK.fullmatch(host):
-        return 421, f"this page is not at the host {host!r}: {remedy}"
-    if origin is not None and origin.partition("://")[2] != host:
-        return 403, f"the page {origin!r} may not ask: {remedy}"
-    token_sent = request.query_params.get("token", "")
-    if token and not secrets.compare_digest(token_sent.encode(), token.encode()):
-        return 401, f"the token is missing or wrong: {remedy}"
-    return 0, ""
-
-
-async def sent_by(request: Request) -> JSONObject:
-    """Return the JSON object of a request. Raises HTTPException for anything else, or too many bytes."""
-    body = b""
-    async for part in request.stream():  # to its end: a client that still sends reads no answer
-        body = body + part if len(body) <= MOST_BYTES else body
-    if len(body) > MOST_BYTES:
-        raise HTTPException(413, f"the request is too large: send at most {MOST_BYTES:,} bytes")
-    try:
-        sent = json.loads(body)
-    except (ValueError, RecursionError):
-        sent = None
-    if not isinstance(sent, dict):
-        raise HTTPException(400, "the request is not a JSON object: send one, in UTF-8")
-    return sent
+        page.run(
+            settings.host, settings.port, partial(open_index if is_index else open_model, settings)
+        )

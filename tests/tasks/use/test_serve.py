@@ -26,7 +26,8 @@ from bert_cli import open_index
 from bert_cli.cli import main
 from bert_cli.config.use import ServeSettings
 from bert_cli.data.search.index import write_index
-from bert_cli.tasks.use import serve
+from bert_cli.tasks.use import page as over_http
+from bert_cli.tasks.use import requests
 
 LIMIT = 100_000
 # The first answer waits for a model that is traced, which takes long on a busy machine.
@@ -62,11 +63,11 @@ def served(model: Path, *words: object, log: Path | None = None) -> Iterator[str
 @contextmanager
 def in_a_thread(path: Path, **settings: object) -> Iterator[str]:
     """Serve a model or an index in a thread of this process, and yield its address."""
-    opening = serve.open_index if path.is_file() else serve.open_model
-    app = serve.build_app(*opening(ServeSettings(path=str(path), **settings)), None)
+    opening = requests.open_index if path.is_file() else requests.open_model
+    app = over_http.build_app(*opening(ServeSettings(path=str(path), **settings)), None)
     # Its logging would close the stream of another library's, which is that of pytest.
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
-    with serve.listen(None, 0) as listener:
+    with over_http.listen(None, 0) as listener:
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -194,7 +195,7 @@ def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, caps
 
 def test_without_its_extra_the_command_names_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "bert_cli.tasks.use.serve", raising=False)
+    monkeypatch.delitem(sys.modules, "bert_cli.tasks.use.page", raising=False)
     assert main(["serve", "model"]) == 2
     error = capsys.readouterr().err
     assert re.fullmatch(r"bert: bert serve: needs the extra 'serve'; pip install .*\n", error)
