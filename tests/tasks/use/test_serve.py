@@ -196,6 +196,7 @@ def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, caps
 def test_without_its_extra_the_command_names_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "bert_cli.tasks.use.page", raising=False)
+    monkeypatch.delattr("bert_cli.tasks.use.page")
     assert main(["serve", "model"]) == 2
     error = capsys.readouterr().err
     assert re.fullmatch(r"bert: bert serve: needs the extra 'serve'; pip install .*\n", error)
