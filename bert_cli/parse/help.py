@@ -40,7 +40,7 @@ def usual_sections(sections: Sequence[Section], command: str) -> list[Section]:
     A class that marks some of its options as usual shows only the marked options.
     """
     usual = Section("usual settings of a run")
-    shown: list[Section] = []
+    shown = []
     for section in sections:
         marked = [option for option in section.options if option.is_usual]
         if section.title in ("arguments", f"options of bert {command}"):

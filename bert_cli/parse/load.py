@@ -143,8 +143,8 @@ def _rename(keys: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
     `shown` returns the form in which a key was given.
     Raises ConfigError for a setting under two names.
     """
-    values: JSONObject = {}
-    no_effect: dict[str, str] = {}
+    values = {}
+    no_effect = {}
     renamed: dict[str, str] = {}
     for old, value in keys.items():
         new = our_name(old)
@@ -355,7 +355,13 @@ def _setting_error(
     if isinstance(error, SettingError):
         return ConfigError(where, error.problem, error.remedy)
     if item["type"] == "extra_forbidden":
-        return ConfigError(where, *_unknown_setting(steps, known))
+        path = ".".join([*(step for step in steps[:-1] if not step.isdigit()), steps[-1]])
+        group, _, name = path.rpartition(".")
+        parts = [setting.rpartition(".") for setting in known]
+        near = nearest(name, [last for above, _, last in parts if above == group])
+        near = near or next(("".join(part) for part in parts if part[2] == name), None)
+        remedy = f"did you mean {near!r}?" if near else "remove it"
+        return ConfigError(where, *(why_unknown(path) or ("no such setting", remedy)))
     if item["type"] == "missing":
         inside = [o for o in options_of(settings) if f"{o.name}.".startswith(f"{path}.")]
         needed = [option for option in inside if option.is_required] or inside
@@ -374,7 +380,7 @@ def _setting_error(
 
 def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
     """Return the dotted path of every setting, including groups and groups in lists."""
-    paths: list[str] = []
+    paths = []
     for name, about in fields_of(settings).items():
         path = above + (about.alias or name)
         paths.append(path)
@@ -397,13 +403,3 @@ def _origin_of(path: str, origins: Mapping[str, str]) -> str:
     # A file comes after the files that it extends.
     files = [origin for origin in related if not origin.startswith("--")]
     return next(iter([*flags, *reversed(files)]), "")
-
-
-def _unknown_setting(steps: Sequence[str], known: Sequence[str]) -> tuple[str, str]:
-    path = ".".join([*(step for step in steps[:-1] if not step.isdigit()), steps[-1]])
-    group, _, name = path.rpartition(".")
-    parts = [setting.rpartition(".") for setting in known]
-    near = nearest(name, [last for above, _, last in parts if above == group])
-    near = near or next(("".join(part) for part in parts if part[2] == name), None)
-    remedy = f"did you mean {near!r}?" if near else "remove it"
-    return why_unknown(path) or ("no such setting", remedy)

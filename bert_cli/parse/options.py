@@ -76,7 +76,7 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
     unshared = [CONFIG] if "about" in settings.model_fields else []
     shared: list[Option] = []
     inherited: dict[str, list[Option]] = {}
-    groups: list[Section] = []
+    groups = []
     for name, about in settings.model_fields.items():
         if HIDDEN in about.metadata:
             continue
@@ -142,7 +142,7 @@ def _group(path: str, about: FieldInfo, default: object, required: bool) -> list
     section = Section(path.replace("_", "-"), _one_line(about.description))
     kind = group_of(about.annotation)
     assert kind is not None
-    below: list[Section] = []
+    below = []
     required = required and about.is_required()
     default = default if isinstance(default, BaseModel) else None
     for name, inner in fields_of(kind).items():
@@ -196,7 +196,7 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
 
 def _takes(kinds: Sequence[Any], names_a_path: bool) -> str:
     """Return the placeholder of a value: a word for each of its possible types."""
-    words: list[str] = []
+    words = []
     for kind in kinds:
         if get_origin(kind) is list:
             # An element alone is a list of one; lists of lists are written as JSON.
@@ -238,8 +238,28 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
             if rest:
                 typed[option.name] = rest if option.is_list else rest[0]
             rest = [] if option.is_list else rest[1:]
-    if rest:
-        raise _unknown_arguments(options, rest, program)
+    # A word after an unknown flag is probably its value.
+    unknown = [word for word in rest if not _is_value(options, word)]
+    if rest and (not unknown or (program == "bert launch" and rest[0] not in unknown)):
+        remedy = (
+            "quote a text with spaces, write a list as A,B and a config as --config FILE, "
+            f"see {program} --help"
+        )
+        where = f"{program} ({' '.join(rest)})"
+        raise ConfigError(where, "too many arguments", SURPLUS.get(program, remedy))
+    errors = []
+    flags = [option.flags[0] for option in options.values() if option.flags]
+    for word in unknown:
+        flag = word.partition("=")[0]
+        remedy = did_you_mean(flag, flags, f"see {program} --help")
+        if program == "bert doctor" and flag == "--config":
+            remedy = "a run is checked by `bert doctor pretrain`"
+        elif positional:
+            remedy += "; write a text that begins with - behind --"
+        known = why_unknown(flag.lstrip("-").replace("-", "_"))
+        errors.append(ConfigError(f"{program} ({word})", *(known or ("no such flag", remedy))))
+    if errors:
+        raise combine(errors)
     # A group comes before its members, which override its JSON.
     keys = sorted(typed, key=lambda key: key.count("."))
     return {key: _value_of(options, key, typed[key], program) for key in keys}
@@ -338,7 +358,7 @@ def _value(option: Option, words: Any) -> Any:
         return SWITCH.get(words.lower(), words)
     if not isinstance(words, list):
         return None if words in NULL and option.allows_none and option.flags else words
-    values: list[Any] = []
+    values = []
     for text in words:
         if text in NULL:
             return None
@@ -349,32 +369,6 @@ def _value(option: Option, words: Any) -> Any:
         else:  # an empty value, or a positional argument, which the shell has split
             values.append(text)
     return values
-
-
-def _unknown_arguments(
-    options: Mapping[str, Option], words: Sequence[str], program: str
-) -> ConfigError:
-    flags = [option.flags[0] for option in options.values() if option.flags]
-    # A word after an unknown flag is probably its value.
-    unknown = [word for word in words if not _is_value(options, word)]
-    if not unknown or (program == "bert launch" and words[0] not in unknown):
-        remedy = (
-            "quote a text with spaces, write a list as A,B and a config as --config FILE, "
-            f"see {program} --help"
-        )
-        where = f"{program} ({' '.join(words)})"
-        return ConfigError(where, "too many arguments", SURPLUS.get(program, remedy))
-    errors = []
-    for word in unknown:
-        flag = word.partition("=")[0]
-        remedy = did_you_mean(flag, flags, f"see {program} --help")
-        if program == "bert doctor" and flag == "--config":
-            remedy = "a run is checked by `bert doctor pretrain`"
-        elif len(flags) < len(options):
-            remedy += "; write a text that begins with - behind --"
-        known = why_unknown(flag.lstrip("-").replace("-", "_"))
-        errors.append(ConfigError(f"{program} ({word})", *(known or ("no such flag", remedy))))
-    return combine(errors)
 
 
 def flag_of(key: str) -> str:

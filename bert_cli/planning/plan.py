@@ -103,27 +103,6 @@ class Plan:
         return count(self.examples_per_step, "example")
 
 
-def _examples(work: Workload, epoch: float | None) -> int:
-    """Return the number of examples that a run reads.
-
-    `epoch` is the number of sequences in an epoch; None for synthetic examples. Raises ConfigError if the length is
-    unknown.
-    """
-    if work.samples is not None:
-        return work.samples
-    if work.epochs is None:
-        remedy = "set --num-epochs, passes over the records, or --total-num-train-samples"
-        problem = "is not set, and neither is total_num_train_samples"
-        raise ConfigError("num_epochs", problem, remedy)
-    where = f"num_epochs ({work.epochs:g})"
-    if epoch is None:
-        problem = "has no effect on synthetic examples, which have no epochs"
-        raise ConfigError(where, problem, "set --total-num-train-samples")
-    if work.epochs * epoch > MOST_EXAMPLES:
-        raise ConfigError(where, "makes a run without end", "lower it")
-    return max(1, round(work.epochs * epoch))
-
-
 def make_plan(
     work: Workload, corpus_examples: int | None, sequences_per_example: float = 1.0
 ) -> Plan:
@@ -135,7 +114,21 @@ def make_plan(
     """
     epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
     batch = work.batch
-    segments, total_steps = _segments(batch, _examples(work, epoch), sequences_per_example)
+    where = f"num_epochs ({work.epochs or 0:g})"
+    if work.samples is not None:
+        samples = work.samples
+    elif work.epochs is None:
+        remedy = "set --num-epochs, passes over the records, or --total-num-train-samples"
+        problem = "is not set, and neither is total_num_train_samples"
+        raise ConfigError("num_epochs", problem, remedy)
+    elif epoch is None:
+        problem = "has no effect on synthetic examples, which have no epochs"
+        raise ConfigError(where, problem, "set --total-num-train-samples")
+    elif work.epochs * epoch > MOST_EXAMPLES:
+        raise ConfigError(where, "makes a run without end", "lower it")
+    else:
+        samples = max(1, round(work.epochs * epoch))
+    segments, total_steps = _segments(batch, samples, sequences_per_example)
     rate = work.optimizer.learning_rate
     scale = 1.0
     if rate.reference_batch_size is not None:
@@ -174,7 +167,7 @@ def _segments(
         remedy = "lower it, accumulate more, or leave it out"
         where = f"global_batch.start_fraction ({batch.start_fraction})"
         raise ConfigError(where, problem, remedy)
-    segments: list[Segment] = []
+    segments = []
     growth = batch.growth_frac * samples
     step = before = 0
     read = 0.0

@@ -127,7 +127,7 @@ class Settings(BaseModel):
         for kind in reversed(type(self).__mro__):
             for name, needs in vars(kind).get("NEEDS", {}).items():
                 if is_set(self, name):
-                    for need in needs if isinstance(needs, list) else [needs]:
+                    for need in as_list(needs):
                         self._check_need(name, need)
             vars(kind).get("_check", Settings._check)(self)
         return self

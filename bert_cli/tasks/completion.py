@@ -19,10 +19,6 @@ from bert_cli.processes import print_line
 
 def run(settings: CompletionSettings) -> None:
     """Print the completion script of a shell."""
-    print_line(shtab.complete(_full_parser(), settings.shell))
-
-
-def _full_parser() -> argparse.ArgumentParser:
     configs = " ".join(named_configs())
     config = {
         "bash": "_bert_configs",
@@ -39,14 +35,14 @@ def _full_parser() -> argparse.ArgumentParser:
     subparsers: dict[str, Any] = {"": parser.add_subparsers(dest="command")}
     groups = {name.partition(" ")[0] for name in COMMANDS if " " in name}
     for name, command in COMMANDS.items():
-        settings = command.settings_class()
+        kind = command.settings_class()
         first, _, second = name.rpartition(" ")
         subparser = subparsers[first].add_parser(second, add_help=False, help=command.help)
-        add_help(subparser, settings, name)
+        add_help(subparser, kind, name)
         if name in groups:
             subparsers[name] = subparser.add_subparsers(dest="what")
-        paths = {option.name for option in options_of(settings) if option.is_path}
+        paths = {option.name for option in options_of(kind) if option.is_path}
         for action in subparser._actions:
             if action.dest in paths:
                 action.complete = config if action.dest == "config" else shtab.FILE
-    return parser
+    print_line(shtab.complete(parser, settings.shell))

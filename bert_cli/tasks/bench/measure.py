@@ -124,7 +124,13 @@ def measure(settings: BenchRunSettings) -> JSONObject | None:
             "memory_growth_bytes": int(max(0, *group.all_gather(peak - bytes_before))),
             "host_peak_memory_bytes": int(max(group.all_gather(machine.resident_bytes()[1]))),
         }
-        rate = _product_rate(run)
+        # On all devices of the run; a host's cores count once.
+        is_cpu = job.mesh.kind == "CPU"
+        devices = 1 if is_cpu else sum(map(len, job.mesh.devices))
+        dtype = str(keras.DTypePolicy(job.work.precision).compute_dtype)
+        group.barrier()
+        of_one = product_rate(CPU_SIDE if is_cpu else DEVICE_SIDE, dtype)
+        rate = float(group.all_reduce([of_one * devices])[0])
         metrics["matmul_flops_per_second"] = rate
         metrics["flops_utilisation"] = metrics["flops_per_second"] / rate
         group.barrier()
@@ -218,17 +224,6 @@ def _description(settings: BenchRunSettings, job: Job) -> JSONObject:
 
 
 # --- the rate of matrix products
-
-
-def _product_rate(run: Run) -> float:
-    """Return the operations per second of products on all devices of the run; a host's cores count once."""
-    mesh = run.job.mesh
-    group = run.engine.group
-    dtype = str(keras.DTypePolicy(run.job.work.precision).compute_dtype)
-    side = CPU_SIDE if mesh.kind == "CPU" else DEVICE_SIDE
-    devices = 1 if mesh.kind == "CPU" else sum(map(len, mesh.devices))
-    group.barrier()
-    return float(group.all_reduce([product_rate(side, dtype) * devices])[0])
 
 
 def product_rate(side: int, dtype: str) -> float:

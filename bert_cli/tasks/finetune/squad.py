@@ -17,7 +17,7 @@ from bert_cli.data.finetune.split import warn_of_shared
 from bert_cli.data.finetune.squad import Gold, Question, gold_of, read_squad, squad_samples
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
-from bert_cli.files import JSONObject, write_json_atomically
+from bert_cli.files import write_json_atomically
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import finetune, models
 from bert_cli.tasks.run.task import Logits, Result, Task
@@ -95,7 +95,7 @@ def _evaluate(
     result = squad_windows.answers(questions, windows, logits["validation"], **limits)
     predictions = result.predictions
     threshold = settings.null_score_diff_threshold
-    run_files: dict[str, JSONObject] = {}
+    run_files = {}
     note = ""
     if settings.version_2:
         if threshold is None:

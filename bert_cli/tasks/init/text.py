@@ -78,7 +78,7 @@ def read_facts(
     """
     pieces = [piece for part in parts for piece in files.split_part(part, PIECE_BYTES, reading)]
     every = max(1, int(sum(map(files.text_bytes, parts))) // SAMPLED_BYTES)
-    documents: list[list[str]] = []
+    documents = []
     size = 0
     for lines in documents_of(pieces[::every], reading):
         documents.append(lines)
@@ -152,7 +152,7 @@ def divide(
         raise DataError("input", problem, "use more text: a part of the documents is held out")
     if left_out:
         print_line(f"init: {count(len(left_out), 'document')} left out that repeat a held-out one")
-    sentences: list[str] = []
+    sentences = []
     (folder / "text").mkdir(parents=True)
     with ExitStack() as stack:
         out = {}
@@ -209,7 +209,7 @@ def plain_sentence(sentences: Sequence[str]) -> str:
 
 def questions_of(documents: Iterable[list[str]], split: Callable[[str], list[str]]) -> list[str]:
     """Return questions to ask the index of a text: its own questions, or else titles and a sentence."""
-    sentences: list[str] = []
+    sentences = []
     titles: list[str] = []
     for lines in itertools.islice(documents, ASKED_DOCUMENTS):
         sentences += sentences_of(lines, split)

@@ -106,7 +106,7 @@ def _of_labels(out: Path) -> Iterator[Measure]:
     trained = read_samples(out / "classifier").get("accuracy")
     if trained is None:
         return
-    starts: list[tuple[float, str, Sample]] = []
+    starts = []
     for folder in (out / "classifier").glob("baselines_*/*"):
         every = Result(read_samples(folder))
         choosing = every.half(choosing=True).scores["accuracy"]

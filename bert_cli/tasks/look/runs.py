@@ -153,7 +153,7 @@ def compare(settings: CompareSettings) -> None:
     # The difference of each score that all runs have on the same examples.
     samples = [[read_samples(entry.folder) for entry in runs] for runs in sides]
     every = [*samples[0], *samples[1]]
-    gains: dict[str, Score] = {}
+    gains = {}
     for name in every[0]:
         if len({scored[name].examples.digest if name in scored else "" for scored in every}) == 1:
             before, after = ([scored[name] for scored in runs] for runs in samples)

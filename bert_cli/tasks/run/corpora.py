@@ -49,7 +49,7 @@ Read = Callable[[Path], RecordFolder]
 
 def _on_disk(order: PretrainSettings, read: Read) -> list[JSONObject]:
     """Return the corpus.json of each folder of the run, but not of absent or incomplete ones."""
-    stored: list[JSONObject] = []
+    stored = []
     for path in () if order.generated_dataset else order.dataset_paths:
         with suppress(DataError):  # raised again when the folder is opened
             stored.append(read(Path(path)).corpus)
@@ -100,7 +100,19 @@ def open_stream(
     batching = Batching(batch.examples, batch.micro_batch_size, rank, world_size)
     if order.generated_dataset:
         return synthetic(order, batching)
-    stream = _open_records(order, batching, read)
+    if not order.corpora:
+        remedy = "a folder of records made by `bert tokenize`, or --generated-dataset for synthetic examples"
+        raise ConfigError("dataset_dir", "is missing", f"pass --dataset-dir, {remedy}")
+    folders = [_folder_of(corpus.path, "dataset_dir") for corpus in order.corpora]
+    sources = [_open_source(folder, order, read) for folder in folders]
+    rows = order.bert_config.vocab_size
+    for source in sources:
+        if (pieces := source.corpus["vocab_size"]) > rows:
+            problem = f"has a vocabulary of {pieces}, but the model's is {rows}"
+            remedy = f"pass --bert-config.vocab-size {pieces}"
+            raise ConfigError(f"dataset_dir ({source.folder})", problem, remedy)
+    weights = [corpus.weight for corpus in order.corpora]
+    stream = ExampleStream(sources, batching, weights, order.seed)
     if any(source.is_dynamic for source in stream.sources):
         return stream
     held_out = order.validation_dir and _folder_of(order.validation_dir, "validation_dir")
@@ -124,23 +136,6 @@ def synthetic(order: PretrainSettings, batching: Batching) -> SyntheticStream:
         max_sequences_per_pack=order.max_sequences_per_pack,
         masking=order.masking,
     )
-
-
-def _open_records(order: PretrainSettings, batching: Batching, read: Read) -> ExampleStream:
-    corpora = order.corpora
-    if not corpora:
-        remedy = "a folder of records made by `bert tokenize`, or --generated-dataset for synthetic examples"
-        raise ConfigError("dataset_dir", "is missing", f"pass --dataset-dir, {remedy}")
-    folders = [_folder_of(corpus.path, "dataset_dir") for corpus in corpora]
-    sources = [_open_source(folder, order, read) for folder in folders]
-    rows = order.bert_config.vocab_size
-    for source in sources:
-        if (pieces := source.corpus["vocab_size"]) > rows:
-            problem = f"has a vocabulary of {pieces}, but the model's is {rows}"
-            remedy = f"pass --bert-config.vocab-size {pieces}"
-            raise ConfigError(f"dataset_dir ({source.folder})", problem, remedy)
-    weights = [corpus.weight for corpus in corpora]
-    return ExampleStream(sources, batching, weights, order.seed)
 
 
 def text_checks(stream: ExampleStream, new_pieces: int | None) -> Iterator[Check]:

@@ -25,8 +25,6 @@ from bert_cli.errors import ConfigError, DataError, combine
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.heads import MEAN_CLASSIFICATION
 from bert_cli.files import (
-    JSON,
-    JSONObject,
     add_to_checkpoint,
     is_writable,
     with_checksum,
@@ -135,7 +133,7 @@ def take_lengths(draft: Draft[FinetuneSettings]) -> str:
     """Take the tokenizer and, where the order does not set them, the pooling and the length of the model's folder."""
     order = draft.order
     source = draft.start.source
-    stored: JSONObject = {}
+    stored = {}
     if source is not None:
         draft.tokenizer = source.tokenizer
     if source is not None and order.pools_by is not None:
@@ -236,7 +234,7 @@ def _train_seeds(draft: Draft[FinetuneSettings]) -> bool:
     task = draft.task
     order = draft.order
     start = draft.start
-    scored: list[Trained] = []
+    scored = []
     for seed in range(order.seed, order.seed + order.seeds):
         if order.seeds > 1:  # each has its folders
             print_line(f"seed {seed}:")
@@ -344,7 +342,7 @@ def _report(order: FinetuneSettings, task: Task, scored: Sequence[Trained], rank
         task.print_scores(results[0])
     else:
         print_line(f"{len(results)} seeds, {order.seed} to {order.seed + len(results) - 1}:")
-        spread: dict[str, JSON] = {}
+        spread = {}
         for name in results[0].samples:
             score = interval(*(result.samples[name] for result in results))
             values = [result.samples[name].value for result in results]

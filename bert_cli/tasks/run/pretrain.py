@@ -30,27 +30,21 @@ from bert_cli.train.metrics import BITS_PER_BYTE
 
 
 def run(settings: PretrainSettings) -> None:
-    """Train to the last step of the phase, or until a stop is requested, and save."""
+    """Train to the last step of the phase, or until a stop is requested, and save; compare it with the baseline."""
     check_output_paths(settings)
     with ExitStack() as stack:
         job = resolve(settings, stack)
         built, status = train.run_training(job, stack)
         if status == "finished" and job.order.saves and built.is_first_rank:
-            _compare(job, built.state.step)
+            samples = scores.read_samples(job.folder)
+            if job.task.baselines is not None and "mlm_loss" in samples:
+                examples = f"{job.stream.fingerprint} {samples['mlm_loss'].examples.digest}"
+                baselines = kept_baselines(job.task, job.folder, examples)
+                saved = job.folder / checkpoint_name(built.state.step)
+                if warning := compare([Result(samples)], baselines, "mlm_loss", [saved]):
+                    print_error(warning)
     if status == "stopped" and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
-
-
-def _compare(job: Job, step: int) -> None:
-    """Compare the last evaluation with the baseline, if there is one; print a warning if the model is not better."""
-    samples = scores.read_samples(job.folder)
-    if job.task.baselines is None or "mlm_loss" not in samples:
-        return
-    examples = f"{job.stream.fingerprint} {samples['mlm_loss'].examples.digest}"
-    baselines = kept_baselines(job.task, job.folder, examples)
-    saved = job.folder / checkpoint_name(step)
-    if warning := compare([Result(samples)], baselines, "mlm_loss", [saved]):
-        print_error(warning)
 
 
 def resolve(order: PretrainSettings, stack: ExitStack) -> Job:

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
-from bert_cli.files import FORMAT, JSONObject, with_checksum, write_json_atomically
+from bert_cli.files import FORMAT, with_checksum, write_json_atomically
 from bert_cli.parallel.devices import traits_of_results
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.parse.load import leaves
@@ -50,7 +50,17 @@ def load_state(run: Run, stack: ExitStack) -> None:
                 print_line(f"run: removed incomplete {', '.join(removed)}")
         group.barrier()
     _check_same_kind(job, group)
-    shared = json.dumps(_shared(job), sort_keys=True)
+    # Processes enter collectives as the settings say. Hosts may have the same files under other paths: what is read of
+    # them is compared by fingerprints.
+    paths = {option.name for option in options_of(type(job.order)) if option.is_path}
+    settings = dict(leaves({**job.record, "cluster": None}))
+    compared = {
+        **{name: value is not None if name in paths else value for name, value in settings.items()},
+        **job.fixed,
+        "held_out": job.task.fingerprint,
+        "unlabelled": [part.fingerprint for part in job.task.unlabelled.values()],
+    }
+    shared = json.dumps(compared, sort_keys=True)
     digest = hashlib.blake2b(shared.encode(), digest_size=6).digest()
     if difference := _first_difference(group, int.from_bytes(digest, "little")):
         problem = "was started with other settings, has another layout, or reads another corpus than rank 0"
@@ -65,23 +75,6 @@ def load_state(run: Run, stack: ExitStack) -> None:
         remedy = "use a folder on a file system that all hosts share"
         raise CheckpointError("save_ckpt_path", problem, remedy)
     _check_same_weights(group, state)
-
-
-def _shared(job: Job) -> JSONObject:
-    """Return what all ranks must have in common.
-
-    Processes enter collectives as the settings say. Hosts may have the same files under other paths: what is read of
-    them is compared by fingerprints.
-    """
-    paths = {option.name for option in options_of(type(job.order)) if option.is_path}
-    settings = dict(leaves({**job.record, "cluster": None}))
-    unlabelled = [part.fingerprint for part in job.task.unlabelled.values()]
-    return {
-        **{name: value is not None if name in paths else value for name, value in settings.items()},
-        **job.fixed,
-        "held_out": job.task.fingerprint,
-        "unlabelled": unlabelled,
-    }
 
 
 def load_start(run: Run) -> str:

@@ -165,7 +165,7 @@ class Scorer:
     def logits(self, engine: Engine, sets: Mapping[str, Features]) -> dict[str, Floats32]:
         """Return the logits of all examples of some sets. DeviceError for values that are not finite."""
         engine.gather_weights()
-        logits: dict[str, Floats32] = {}
+        logits = {}
         for name, features in sets.items():
             values = self._predict(engine, features)
             if not np.isfinite(values).all():

@@ -57,7 +57,7 @@ def read_weights(path: Path) -> Tensors:
 def _read_shards(index: Path) -> Tensors:
     remedy = "copy all files of the model again"
     files = read_json(index, ShardIndex, CheckpointError, remedy).weight_map
-    shards: dict[str, Tensors] = {}
+    shards = {}
     for file in sorted(set(files.values())):
         path = index.parent / file
         if Path(file).name != file or path.suffix not in (".safetensors", ".bin"):

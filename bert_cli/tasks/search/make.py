@@ -70,7 +70,7 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
             index.record(lacks_text=True)  # until every file is read, whatever ends this call
     reading = files.Reading(*form, line_breaks="auto")
     left_out = LeftOut({str(source.resolve()) for source in settings.text})
-    parts: list[files.Part] = []
+    parts = []
     for path in list(new):
         with left_out.unless_text(path, new):
             part = files.recognise(Path(path), reading)

@@ -95,7 +95,7 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Floats64:
     owner, _ = index.owners()
     questions = list(relevant)
     weights = WEIGHTS if index.embed else WEIGHTS[:1]
-    rows: list[list[tuple[float, float, float]]] = []
+    rows = []
     for begin in range(0, len(questions), AT_ONCE):
         batch = questions[begin : begin + AT_ONCE]
         asked = list(map(words.parse, batch))

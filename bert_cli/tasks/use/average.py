@@ -6,7 +6,7 @@ settings.json of the run, by which `bert evaluate` scores it.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,17 @@ def run(settings: AverageSettings) -> None:
         where = f"validation_dir ({settings.validation_dir})"
         raise ConfigError(where, f"has no effect on a run of {kind}", "leave it out")
     names = ", ".join(path.name for path in paths)
-    _write(out, paths[-1], names, mean_of(paths))
+    mean = mean_of(paths)
+    # Held-out examples chose the decision for the weights of one checkpoint.
+    left_out = shutil.ignore_patterns(MODEL, OPTIMIZER, STATE, DECISION)
+    with atomic_folder(out, (paths[-1] / MODEL).stat().st_size) as partial:
+        shutil.copytree(paths[-1], partial, ignore=left_out, dirs_exist_ok=True)
+        checkpoint.write_tensors(partial / MODEL, mean)
+        if (folder / SETTINGS).is_file():
+            shutil.copyfile(folder / SETTINGS, partial / SETTINGS)
+        if (readme := partial / card.CARD).is_file():
+            text = card.without(readme.read_text("utf-8"), card.CALIBRATION, card.THRESHOLDS)
+            readme.write_text(f"{text}| weights | mean of {names} |\n", encoding="utf-8")
     print_line(f"average: {out} is the mean of {names}")
     if draft is None or draft.held_out is None:
         reason = f"only runs of pretrain are scored, not {kind}"
@@ -73,19 +83,6 @@ def run(settings: AverageSettings) -> None:
         f"average: {verdict}; the average minus the newest is {change:.6f} of mlm_loss, with its "
         f"95 % interval, n {change.n:,}"
     )
-
-
-def _write(out: Path, newest: Path, names: str, mean: Mapping[str, Array]) -> None:
-    # Held-out examples chose the decision for the weights of one checkpoint.
-    left_out = shutil.ignore_patterns(MODEL, OPTIMIZER, STATE, DECISION)
-    with atomic_folder(out, (newest / MODEL).stat().st_size) as partial:
-        shutil.copytree(newest, partial, ignore=left_out, dirs_exist_ok=True)
-        checkpoint.write_tensors(partial / MODEL, mean)
-        if (settings := newest.parent / SETTINGS).is_file():
-            shutil.copyfile(settings, partial / SETTINGS)
-        if (readme := partial / card.CARD).is_file():
-            text = card.without(readme.read_text("utf-8"), card.CALIBRATION, card.THRESHOLDS)
-            readme.write_text(f"{text}| weights | mean of {names} |\n", encoding="utf-8")
 
 
 def mean_of(paths: Sequence[Path]) -> dict[str, Array]:

@@ -55,7 +55,7 @@ def run(settings: EvaluateSettings) -> None:
         rows = [(name, *f"{score:.6f}".split(" ", 1)) for name, score in scores.items()]
         print_line(f"{model} on the first {number:,} examples of {records}")
         print_table(("metric", "value", "95 % interval"), rows, right=(1,))
-        baselines: dict[str, Result] = {}
+        baselines = {}
         try:
             if settings.baselines:
                 baselines = pretrain.unigram(corpora.open_stream(draft.order), held_out, examples)

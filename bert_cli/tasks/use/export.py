@@ -97,7 +97,25 @@ def _write(settings: ExportSettings, source: models.Source) -> None:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
         served = Served(model)
         write, _ = FORMATS[settings.format]
-        difference = _compare(served, write(served, folder), str(out))
+        exported = write(served, folder)
+        difference = relative = 0.0
+        for columns in _synthetic_batches(source.config, SHAPES):
+            mask = columns["attention_mask"]
+            outputs = exported(columns)
+            for name, values in served.predict(columns).items():
+                if name not in outputs or outputs[name].shape != values.shape:
+                    problem = f"the export lacks the model's output {name} {values.shape}"
+                    raise CheckpointError(str(out), problem, "the export was removed")
+                largest = int8.largest_difference(outputs[name], values, mask)
+                # np.maximum, because a NaN must not be lost.
+                difference = float(np.maximum(difference, largest))
+                scale = float(np.clip(np.abs(values).max(), 1.0, LARGEST_OUTPUT))
+                relative = float(np.maximum(relative, largest / scale))
+        if not relative <= LARGEST_DIFFERENCE:
+            problem = (
+                f"the outputs of export and model differ by {difference:.1e}, more than by rounding"
+            )
+            raise CheckpointError(str(out), problem, "the export was removed")
         notes = []
         agrees = True
         if settings.precision == "int8":
@@ -120,27 +138,6 @@ def _write(settings: ExportSettings, source: models.Source) -> None:
         f"its outputs differ by at most {difference:.1e} "
         f"on {len(SHAPES)} synthetic batches; a text may have at most {source.config.max_position_embeddings:,} tokens"
     )
-
-
-def _compare(served: "Served", exported: Predict, where: str) -> float:
-    """Return the largest difference over all outputs and batches. Raises CheckpointError if it is too large."""
-    largest = relative = 0.0
-    for columns in _synthetic_batches(served.model.source.config, SHAPES):
-        mask = columns["attention_mask"]
-        outputs = exported(columns)
-        for name, values in served.predict(columns).items():
-            if name not in outputs or outputs[name].shape != values.shape:
-                problem = f"the export lacks the model's output {name} {values.shape}"
-                raise CheckpointError(where, problem, "the export was removed")
-            difference = int8.largest_difference(outputs[name], values, mask)
-            # np.maximum, because a NaN must not be lost.
-            largest = float(np.maximum(largest, difference))
-            scale = float(np.clip(np.abs(values).max(), 1.0, LARGEST_OUTPUT))
-            relative = float(np.maximum(relative, difference / scale))
-    if not relative <= LARGEST_DIFFERENCE:
-        problem = f"the outputs of export and model differ by {largest:.1e}, more than by rounding"
-        raise CheckpointError(where, problem, "the export was removed")
-    return largest
 
 
 def _synthetic_batches(

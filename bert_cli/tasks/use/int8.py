@@ -7,7 +7,6 @@ predictions change, which `compare` measures. Shapes: B examples, S positions, D
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -108,7 +107,7 @@ def compare(
     """Return a sentence on the differences between two models, and whether their predictions agree; warn if not."""
     difference = 0.0
     examples = 0
-    answers: list[tuple[Any, Any]] = []
+    answers = []
     for columns in batches:
         before = expected(columns)
         after = quantized(columns)
