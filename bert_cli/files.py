@@ -65,9 +65,9 @@ InnerPath = Annotated[str, AfterValidator(_check_inner)]
 # --- the format of files
 
 
-def check_format(where: str, number: object) -> None:
+def check_format(where: str, number: object, expected: int = FORMAT) -> None:
     """Raise ConfigError for a file whose format is not that of this version."""
-    if number != FORMAT:
+    if number != expected:
         its_format = "no format" if number is None else f"format {number}"
         problem = "was made by another version of bert"
         raise ConfigError(f"{where} ({its_format})", problem, "make it again")

@@ -60,6 +60,12 @@ def start_program(command: Sequence[str], **options: Any) -> "subprocess.Popen[b
     return subprocess.Popen(guarded, stdin=subprocess.PIPE, process_group=0, **options)
 
 
+def start_reader(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """Start a program that answers on standard output until its standard input, a pipe from this process, ends."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+
+
 def kill_program(program: "subprocess.Popen[bytes]") -> None:
     """Kill the process group of a program of `start_program`, and wait for the program's end."""
     with suppress(ProcessLookupError):

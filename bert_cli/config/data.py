@@ -26,6 +26,8 @@ class TextSettings(Settings):
     """Format of the files; `auto` detects it for each. gzip, xz, bzip2 and zstandard are decompressed."""
     text_field: Recorded[str] = Field("text", min_length=1)
     """Field of JSON lines, or column of CSV, TSV or Parquet, with the text of a document."""
+    strict: bool = False
+    """Stop at a file of a folder that cannot be read as text; by default such files are left out and named."""
 
 
 class DocumentSettings(Shared):

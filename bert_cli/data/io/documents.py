@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import Literal
 
 from bert_cli.data.io import files
@@ -44,8 +44,9 @@ ENTRY = re.compile(r"\s|#|- |[\[\]{}]|[\w.\"'-]+ *[:=]")
 TITLE = "title"  # the column or the field of titles
 FIELD_REMEDY = "pass the field with the text as --text-field"
 
-Kind = Literal["document", "body", "outside"]
-"""Kind of a line; that of a document is its title, where it has one."""
+Kind = Literal["document", "page", "body", "outside"]
+"""Kind of a line: that of a document is its title, where it has one; that of a page is the number of characters of the
+next line of the body that are still on the page before."""
 
 
 def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kind, str]]:
@@ -54,6 +55,9 @@ def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kin
         yield from _marked_articles(part)
     elif part.format == "plain":
         yield from _marked_plain(part, reading)
+    elif part.format in files.DOCUMENTS:
+        for kind, line in _marked_plain(part, replace(reading, documents="files")):
+            yield from _marked_pages(line) if kind == "body" else [(kind, line)]
     else:
         joiner = None if part.margins is None else _joiner(part, reading)
         for title, text in _titled_texts(part, reading.text_field):
@@ -87,7 +91,8 @@ def _marked_plain(part: files.Part, reading: files.Reading) -> Iterator[tuple[Ki
     title, lines = ("", _lines(part)) if part.start else _after_front_matter(_lines(part))
     if part.margins is not None:
         lines = _joiner(part, reading).paragraphs(lines)
-    for line in map(str.strip, lines):
+    blanks = " \t\n\r\v" if part.format == "pdf" else None
+    for line in (line.strip(blanks) for line in lines):
         if not line:
             is_new = is_new or reading.documents == "blank-lines"
             continue
@@ -96,6 +101,14 @@ def _marked_plain(part: files.Part, reading: files.Reading) -> Iterator[tuple[Ki
             is_new = False
             title = ""
         yield "body", line
+
+
+def _marked_pages(line: str) -> Iterator[tuple[Kind, str]]:
+    """Yield the beginnings of pages in a line, which has form feeds there, and then the line without them."""
+    *pages, _ = line.split("\f")
+    yield from (("page", str(size)) for size in accumulate(map(len, pages)))
+    if text := line.replace("\f", ""):
+        yield "body", text
 
 
 def _after_front_matter(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
@@ -165,7 +178,8 @@ def recognise_lines(parts: Sequence[files.Part], reading: files.Reading) -> list
     """
     if reading.line_breaks == "keep":
         return list(parts)
-    pool = parts[:: -(-len(parts) // POOLED_FILES)] if parts[1:] else []
+    plain = [part for part in parts if part.format not in files.DOCUMENTS]
+    pool = plain[:: -(-len(plain) // POOLED_FILES)] if parts[1:] and plain else []
     common = margins_of("\n\n".join(_sample(part, reading, POOLED_CHARACTERS) for part in pool))
     return [
         _judge_lines(part, _sample(part, reading, SAMPLED_CHARACTERS), reading, common)
@@ -177,6 +191,10 @@ def _judge_lines(
     part: files.Part, text: str, reading: files.Reading, common: tuple[int, ...]
 ) -> files.Part:
     """Return a file with the margins that its first text was wrapped at, or that are `common`, or with its fault."""
+    if (
+        part.format in files.DOCUMENTS
+    ):  # the lines of a page are no paragraphs, and all other lines are
+        return replace(part, margins=margins_of(text)) if part.format == "pdf" else part
     is_joined = reading.line_breaks == "join" and part.format != "wikiextractor"
     if has_line_numbers(text):
         return replace(part, fault=NUMBERED)
@@ -193,7 +211,7 @@ def _sample(part: files.Part, reading: files.Reading, size: int) -> str:
     if part.format == "wikiextractor":
         return ""
     whole = replace(part, start=0, stop=None)
-    if part.format == "plain":
+    if part.format in ("plain", *files.DOCUMENTS):
         with files.report_damage(whole), files.open_part(whole) as file:
             return file.read(size).decode(errors="replace")
     texts: list[str] = []
@@ -207,8 +225,9 @@ def _sample(part: files.Part, reading: files.Reading, size: int) -> str:
 
 def _joiner(part: files.Part, reading: files.Reading) -> Joiner:
     """Return what joins the lines of a part, with the words at the beginning of its complete file."""
-    size = files.HEAD_BYTES if part.format == "plain" else SAMPLED_CHARACTERS
-    return Joiner(_sample(part, reading, size), part.margins or ())
+    size = files.HEAD_BYTES if part.format in ("plain", "pdf") else SAMPLED_CHARACTERS
+    head = _sample(part, reading, size)
+    return Joiner(head, part.margins or (), keeps_pages=part.format == "pdf")
 
 
 def _titled_texts(part: files.Part, field: str) -> Iterator[tuple[str, str]]:

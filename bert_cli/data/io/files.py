@@ -17,13 +17,27 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
+from bert_cli.data.io.conversion import text_of
 from bert_cli.data.io.manifest import Shard
 from bert_cli.errors import DataError, import_extra
 
-Format = Literal["wikiextractor", "plain", "json-lines", "csv", "tsv", "parquet"]
+Format = Literal[
+    "wikiextractor",
+    "plain",
+    "json-lines",
+    "csv",
+    "tsv",
+    "parquet",
+    "pdf",
+    "docx",
+    "odt",
+    "epub",
+    "html",
+]
 
 DECODERS: dict[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(31),
@@ -45,15 +59,25 @@ WIDE_CHARACTERS = {
     "UTF-16LE": rb"([^\0]\0){4}",
     "UTF-16BE": rb"(\0[^\0]){4}",
 }
-XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html")
+XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html", b"<svg")
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 PARQUET = b"PAR1"
 LONGEST_MARK = 16  # of a compression
 JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
 TABLES: tuple[Format, ...] = ("csv", "tsv")
+DOCUMENTS: tuple[Format, ...] = ("pdf", "docx", "odt", "epub", "html")
+"""Formats whose files are opened as the text that is in them."""
+WITHIN: dict[Format, bytes] = {
+    "epub": b"mimetypeapplication/epub+zip",
+    "odt": b"mimetypeapplication/vnd.oasis.opendocument.text",
+    "docx": b"word/document.xml",
+}
+"""What the beginning of a zip archive has."""
 NAMED: dict[str, Format] = {
     **{".csv": "csv", ".tsv": "tsv", ".txt": "plain", ".parquet": "parquet"},
     **dict.fromkeys((".json", ".jsonl", ".ndjson", ".jsonlines"), "json-lines"),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+    **{".docx": "docx", ".odt": "odt", ".epub": "epub", ".pdf": "pdf"},
 }
 """Suffix of a name -> format; a compression may follow."""
 HEAD_BYTES = 1 << 20  # unpacked bytes that decide what a file is
@@ -129,6 +153,11 @@ def format_by_name(path: Path) -> Format | None:
     return NAMED.get(Path(name).suffix.lower())
 
 
+def is_document(path: Path) -> bool:
+    """Return whether the name of a file is that of a document, which has its text in another form."""
+    return format_by_name(path) in DOCUMENTS
+
+
 def recognise(path: Path, reading: Reading) -> Part | None:
     """Return a file with its format, None for an empty file. Raises DataError for a file that is not text."""
     part = part_of(path)
@@ -136,6 +165,10 @@ def recognise(path: Path, reading: Reading) -> Part | None:
         head = unpacked.read(HEAD_BYTES)
     if not head:
         return None
+    if reading.format == "auto" and (document := _document_format(path, head)):
+        part = replace(part, format=document)
+        open_part(part)  # fails early for one that cannot be read
+        return part
     refuse_other_kinds(path, head, is_plain=reading.format == "plain")
     check_encoding(head, str(path))
     kind = _format_of(path, head) if reading.format == "auto" else cast(Format, reading.format)
@@ -146,14 +179,34 @@ def recognise(path: Path, reading: Reading) -> Part | None:
         problem = "is not UTF-8 text with line ends (zero bytes or carriage returns alone)"
         remedy = "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'"
         raise DataError(f"{path} (line 1)", problem, remedy)
+    if kind != "parquet":
+        decode(head[: head.rfind(b"\n") + 1], str(path))  # fails early
     return replace(part, format=kind)
+
+
+def _document_format(path: Path, head: bytes) -> Format | None:
+    first = _first_mark(head)
+    if first.startswith(b"%pdf-"):
+        return "pdf"
+    by_name = format_by_name(path)
+    if first.startswith(b"pk\3\4"):
+        kinds = (kind for kind, mark in WITHIN.items() if mark in head)
+        return next(kinds, by_name if by_name in WITHIN else None)
+    is_html = first.startswith((b"<!doctype html", b"<html")) or by_name == "html"
+    return "html" if is_html else None
+
+
+def _first_mark(head: bytes) -> bytes:
+    """Return the first bytes of a file in lower case, of XML from its root on."""
+    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:4096].lower()
+    if first.startswith(b"<?xml"):
+        first = next((first[first.find(tag) :] for tag in XML_ROOTS if tag in first), first)
+    return first
 
 
 def refuse_other_kinds(path: Path, head: bytes, *, is_plain: bool) -> None:
     """Raise DataError for a file that is not text by its marks; with `is_plain`, printable marks are text."""
-    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:4096].lower()
-    if first.startswith(b"<?xml"):
-        first = next((first[first.find(tag) :] for tag in XML_ROOTS if tag in first), first)
+    first = _first_mark(head)
     mark = next((start for start in NOT_TEXT if first.startswith(start)), None)
     kind, remedy = NOT_TEXT.get(mark or b"", ("", ""))
     if match := COMPRESSED.match(head):
@@ -205,12 +258,22 @@ def _format_of(path: Path, head: bytes) -> Format:
 
 
 def open_part(part: Part) -> IO[bytes]:
-    """Open the complete file, unpacked. Raises ConfigError without the package for it; reading raises DamagedError."""
+    """Open the complete file, unpacked, or the text of a document.
+
+    Raises ConfigError without the package for it, DataError for a document without text; reading raises DamagedError.
+    """
+    if part.format in DOCUMENTS:
+        return io.BytesIO(text_of(part.path, part.format, partial(_read_packed, part)))
     file = open(part.path, "rb")  # noqa: SIM115
     if not part.compression:
         return file
     unpacked = _BlockReader(file, unpack(file, part.compression))
     return cast(IO[bytes], io.BufferedReader(unpacked, 1 << 17))
+
+
+def _read_packed(part: Part, size: int) -> bytes:
+    with report_damage(part), open_part(replace(part, format="plain")) as file:
+        return file.read(size)
 
 
 def unpack(file: IO[bytes], compression: str, stop: int = sys.maxsize) -> Iterator[bytes]:
@@ -339,7 +402,8 @@ def split_part(part: Part, size: int, reading: Reading, *, anywhere: bool = Fals
     Parquet and plain files that are one document are not split.
     """
     is_document = part.format == "plain" and reading.documents == "files" and not anywhere
-    is_whole = is_document or part.format in (*TABLES, "parquet")  # a header names the columns
+    # A header names the columns.
+    is_whole = is_document or part.format in (*TABLES, "parquet", *DOCUMENTS)
     if part.compression or is_whole or part.size < 2 * size:
         return [part]
     near = size // 8 if anywhere else part.size

@@ -6,21 +6,24 @@ folder must not be among the files that are searched.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
 from typing import NamedTuple, get_args
 
 from bert_cli.data.io.documents import recognise_lines
-from bert_cli.data.io.files import Format, Part, Reading, recognise
+from bert_cli.data.io.files import Format, Part, Reading, is_document, recognise
 from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import in_order
 from bert_cli.processes import print_error
+from bert_cli.text import count
 
+NAMED = 3  # files that were left out
 GLOB = re.compile(r"[*?\[]")
 TABLE = {"json-lines", "csv", "tsv", "parquet"}
-APPLIES = {"text_field": TABLE, "documents": {"plain"}, "line_breaks": {"plain", *TABLE}}
+APPLIES = {"text_field": TABLE, "documents": {"plain"}, "line_breaks": {"plain", "pdf", *TABLE}}
 """Setting -> the formats that it applies to."""
 
 
@@ -50,17 +53,50 @@ def open_sentences(source: Path, out: Path) -> Sentences:
     return Sentences(parts, notes, documents)
 
 
+class LeftOut:
+    """Files that cannot be read as text; one that a person has named stops the command, with `strict` every one."""
+
+    def __init__(self, command: str, named: Collection[Path], strict: bool) -> None:
+        self._command = command
+        self._named = {path.resolve() for path in named}
+        self._strict = strict
+        self.problems: dict[Path, DataError] = {}
+
+    @contextmanager
+    def unless_text(self, path: Path) -> Iterator[None]:
+        """Leave a file out if the block raises DataError."""
+        try:
+            yield
+        except DataError as error:
+            if self._strict or path.resolve() in self._named:
+                raise
+            self.problems[path] = error
+
+    def report(self) -> None:
+        """Print how many files were left out, and the first ones: documents, which a person can mend, before others."""
+        errors = sorted(self.problems.items(), key=lambda item: not is_document(item[0]))
+        if errors:
+            shown = "".join(f"\n  {error}" for _, error in errors[:NAMED])
+            more = f"\n  and {len(errors) - NAMED:,} more" if errors[NAMED:] else ""
+            what = f"{count(len(errors), 'file')} that cannot be read as text"
+            print_error(f"{self._command}: warning: left out {what}:{shown}{more}")
+
+
 def open_text(
-    source: Path, out: Path, reading: Reading, names: Collection[str]
+    source: Path,
+    out: Path,
+    reading: Reading,
+    names: Collection[str],
+    left_out: LeftOut | None = None,
 ) -> tuple[list[Part], list[str]]:
     """Return all files of an input, none of them empty, and notes; `names` are the settings that a person set.
 
-    Raises DataError for a file that cannot be read as text, when all are empty, and for an output folder whose files
+    Raises DataError for a file that cannot be left out, when no other has text, and for an output folder whose files
     the next run would read; ConfigError for a setting without effect on these files.
     """
     manifest = read_manifest(source)
     refuse_output_inside(source, out, manifest)
-    parts, notes = recognise_all(source, reading, manifest)
+    parts, notes = recognise_all(source, reading, manifest, left_out)
     refuse_without_effect(parts, names)
     return recognise_lines(parts, reading), notes
 
@@ -135,12 +171,22 @@ def find_root(source: Path) -> Path:
 
 
 def recognise_all(
-    source: Path, reading: Reading, manifest: Manifest
+    source: Path, reading: Reading, manifest: Manifest, left_out: LeftOut | None = None
 ) -> tuple[list[Part], list[str]]:
-    """Return every file of the input that is not empty, and notes. Raises DataError for a file that is not text."""
-    files = {path: recognise(path, reading) for path in find_files(source, manifest)}
+    """Return every file of the input that has text, and notes. Raises DataError for a file that cannot be left out."""
+    left_out = left_out or LeftOut("", [], strict=True)
+    files: dict[Path, Part | None] = {}
+    for path in find_files(source, manifest):
+        with left_out.unless_text(path):
+            part = recognise(path, reading)
+            files[path] = recognise_lines([part], reading)[0] if part else None
+    left_out.report()
     empty = [path for path, part in files.items() if part is None]
     parts = [part for part in files.values() if part is not None]
+    if not parts and left_out.problems:
+        raise DataError(
+            f"input ({source})", "has no file with text", "name a folder with text files"
+        )
     if not parts:
         more = f" and {len(empty) - 1} more files are" if empty[1:] else " is"
         raise DataError(f"input ({source})", f"{empty[0]}{more} empty", "use files with text")

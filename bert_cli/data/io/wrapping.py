@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 COLUMNS = range(30, 201)
@@ -53,6 +53,7 @@ GAP = re.compile(r" {3,}")
 
 UNFINISHED = 0.8
 """Minimum length of a line that does not end a sentence, as a fraction of the width, instead of FILLED."""
+MOST_TITLES = 4  # lines around the break of a page, two on each side
 MAX_PARAGRAPH = 1 << 16  # characters, so that a file without paragraphs needs no more memory
 
 WORDS = re.compile(r"\w+(?:-\w+)*")
@@ -279,12 +280,17 @@ class Joiner:
 
     A hyphen at the end of a line is removed or stays as in other occurrences of the word in the head; for a word
     without other occurrences, the majority of such words decides. Text without margins has a proportional font.
+    With `keeps_pages`, a form feed stays where a page begins.
     """
 
-    def __init__(self, head: str, margins: Sequence[int] = ()) -> None:
+    def __init__(
+        self, head: str, margins: Sequence[int] = (), *, keeps_pages: bool = False
+    ) -> None:
         self.margins = margins
+        self.feed = "\f" if keeps_pages else ""
         lines = [line.strip() for line in head.split("\n")]
-        self.width = common_length([len(line) for line in lines if line] or [1])
+        lengths = [len(line) for line in lines if line] or [1]
+        self.width = common_length(lengths) if len(lengths) > MIN_BREAKS else max(lengths)
         self.words = Counter(WORDS.findall(head.lower().replace("\u2010", "-")))
         self.has_hyphens = any(line.endswith("\u2010") for line in lines)
         excesses = [
@@ -295,26 +301,29 @@ class Joiner:
         joined, hyphenated = (sum(sign * n > 0 for n in excesses) for sign in (1, -1))
         self.drops_hyphens = joined >= hyphenated
         pages = [list(filter(str.strip, page.split("\n"))) for page in head.split("\f")]
-        outer = (line for page in pages[1:] and pages for line in {*page[:2], *page[-2:]})
-        titles = Counter(map(_without_digits, outer))
+        outer = ([*page[:2], *page[-2:]] for page in pages[1:] and pages)
+        titles = Counter(chain.from_iterable({*map(_without_digits, page)} for page in outer))
         self.titles = {title for title, count in titles.items() if count > 1}
 
     def paragraphs(self, lines: Iterable[str]) -> Iterator[str]:
         """Yield each paragraph in a line, and blank lines as they are."""
         rows: list[Row] = []
+        feeds: list[str] = []  # before each row
         size = 0
         for line in self._without_page_breaks(lines):
-            row = row_of(line)
+            row = row_of(line.replace("\f", ""))
             if rows and not (row.text and size < MAX_PARAGRAPH and self._continues(rows, row)):
-                yield from self._joined(rows)
+                yield from self._joined(rows, feeds)
                 rows = []
+                feeds = []
                 size = 0
             if row.text:
                 rows.append(row)
+                feeds.append(self.feed * line.count("\f"))
                 size += len(row.text)
             else:
                 yield ""
-        yield from self._joined(rows)
+        yield from self._joined(rows, feeds)
 
     def _continues(self, rows: Sequence[Row], row: Row) -> bool:
         last = rows[-1]
@@ -323,12 +332,20 @@ class Joiner:
         least = FILLED if FINAL.search(last.text) else UNFINISHED
         return row.text[0].islower() or fill(last.text, row.text, self.width) > least
 
-    def _joined(self, rows: Sequence[Row]) -> list[str]:
-        texts = [row.text for row in rows]
+    def _joined(self, rows: Sequence[Row], feeds: Sequence[str]) -> list[str]:
+        texts = [feed + row.text for feed, row in zip(feeds, rows, strict=True)]
         is_joined = texts and (not self.margins or is_prose(rows))
         return [reduce(self._join, texts)] if is_joined else texts
 
     def _join(self, paragraph: str, line: str) -> str:
+        text = line.lstrip("\f")
+        joined = self._join_words(paragraph, text)
+        if text == line:
+            return joined
+        begin = joined.rfind(" ", 0, len(paragraph) + 1) + 1  # of a word that both pages have
+        return joined[:begin] + line[: len(line) - len(text)] + joined[begin:]
+
+    def _join_words(self, paragraph: str, line: str) -> str:
         if SOFT_HYPHEN.search(paragraph[-2:]):
             return paragraph[:-1] + line
         first = _first_part(paragraph)
@@ -360,9 +377,12 @@ class Joiner:
             if not line or _without_digits(raw) in self.titles:
                 gap.append(raw)
                 continue
-            if any("\f" in text for text in (*gap, raw)):
+            feeds = sum(text.count("\f") for text in (*gap, raw))
+            # More lines than that are rows of numbers, which differ from titles in nothing.
+            if feeds and sum(bool(text.strip()) for text in gap) <= MOST_TITLES * feeds:
                 continues = last and line[0].islower() and not FINAL.search(last)
                 gap = [] if continues else [""]
+                raw = "\f" * feeds + raw.replace("\f", "")
             yield from gap
             yield raw
             last = line

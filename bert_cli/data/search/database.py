@@ -19,6 +19,7 @@ NO_INDEX = "was not made by `bert search make`", "make one with `bert search mak
 AGAIN = "move it away and make it again with `bert search make`"
 COUNTERS = ((24, 28), (92, 100))
 """Bytes of a file of SQLite that count changes and name the program; they decide nothing that is read."""
+VERSION = FORMAT + 1  # since passages have pages
 GONE = "ON DELETE CASCADE"
 TABLES = f"""
 BEGIN;
@@ -29,7 +30,8 @@ CREATE TABLE files(id INTEGER PRIMARY KEY, path TEXT UNIQUE, name TEXT, mark TEX
 CREATE TABLE documents(id INTEGER PRIMARY KEY, file INTEGER REFERENCES files {GONE}, number INTEGER, title TEXT);
 CREATE TABLE passages(
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- no number is used again
-    document INTEGER REFERENCES documents {GONE}, start INTEGER, stop INTEGER, title TEXT, text TEXT, hash INTEGER);
+    document INTEGER REFERENCES documents {GONE}, page INTEGER, start INTEGER, stop INTEGER,
+    title TEXT, text TEXT, hash INTEGER);
 CREATE TABLE vectors(id INTEGER PRIMARY KEY, hash INTEGER UNIQUE, value BLOB);  -- of equal texts once
 CREATE VIEW folded AS SELECT id, indexed(title) AS title, indexed(text) AS text FROM passages;
 CREATE VIRTUAL TABLE words USING fts5(
@@ -39,12 +41,12 @@ CREATE TRIGGER forget AFTER DELETE ON passages BEGIN INSERT INTO words(words, ro
 CREATE INDEX documents_of_files ON documents(file);
 CREATE INDEX passages_of_documents ON passages(document);
 CREATE INDEX passages_of_texts ON passages(hash);
-CREATE VIEW places AS SELECT passages.id, document, documents.title, path, name, start, stop, text, hash,
+CREATE VIEW places AS SELECT passages.id, document, documents.title, path, name, page, start, stop, text, hash,
     CASE WHEN number = 1 AND documents.id = (SELECT max(id) FROM documents AS d WHERE d.file = files.id)
     THEN '' ELSE ':' || number END AS suffix
     FROM passages JOIN documents ON documents.id = document JOIN files ON files.id = file;
 PRAGMA application_id = {APPLICATION};
-PRAGMA user_version = {FORMAT};
+PRAGMA user_version = {VERSION};
 COMMIT;
 """
 
@@ -61,7 +63,7 @@ def report_damage(path: Path) -> Iterator[None]:
             raise DataError(str(path), problem, remedy) from error
         remedy = "check the disk and the permissions, and end other commands that write it"
         raise DataError(str(path), f"cannot be read or written ({error})", remedy) from error
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a message may quote a damaged table
         if "not a database" in str(error):
             raise DataError(str(path), *NO_INDEX) from error
         raise DataError(str(path), f"is damaged ({error})", AGAIN) from error
@@ -87,7 +89,7 @@ def connect(path: Path, writes: bool) -> sqlite3.Connection:
         kind, version = (table.execute(f"PRAGMA {name}").fetchone()[0] for name in kinds)
         if kind != APPLICATION:
             raise DataError(str(path), *NO_INDEX)
-        check_format(str(path), version)
+        check_format(str(path), version, VERSION)
     except BaseException:
         table.close()
         raise

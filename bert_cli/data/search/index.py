@@ -28,7 +28,7 @@ from bert_cli.data.search.database import (
     report_damage,
 )
 from bert_cli.data.search.ngrams import ngram_scores
-from bert_cli.data.search.passages import Document, Passage
+from bert_cli.data.search.passages import Document, Passage, page_of
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import hold_lock
 from bert_cli.processes import print_error
@@ -71,6 +71,8 @@ class Hit(NamedTuple):
     """Characters of the passage that are words of the question."""
     passage: int
     """Number of the passage in the index, of which `document` returns the rest."""
+    page: int | None = None
+    """Page of the file on which the passage begins, where the file has pages."""
 
 
 class Index:
@@ -224,9 +226,11 @@ class Index:
         """Add a document of a file."""
         owner = self._add("documents(file, number, title)", file, document.number, document.title)
         title = document.title if document.is_named else ""
-        for start, stop, text in passages:
-            row = (owner, start, stop, title, text, hash_of(text))
-            key = self._add("passages(document, start, stop, title, text, hash)", *row)
+        for passage in passages:
+            page = page_of(document, passage)
+            text = passage.text
+            row = (owner, page, passage.start, passage.stop, title, text, hash_of(text))
+            key = self._add("passages(document, page, start, stop, title, text, hash)", *row)
             self._add("words(rowid, title, text)", key, words.indexed(title), words.indexed(text))
 
     def _add(self, columns: str, *row: object) -> int:
@@ -366,12 +370,12 @@ class Index:
         return self._vectors
 
     def _hit(self, number: np.int64, score: float, terms: Sequence[str]) -> Hit:
-        columns = "text, title, name || suffix, path || suffix, start, stop"
+        columns = "text, title, name || suffix, path || suffix, start, stop, page"
         query = f"SELECT {columns} FROM places WHERE id = ?"
         row = self.table.execute(query, [int(number)]).fetchone()
-        text, title, document, file, start, stop = row
+        text, title, document, file, start, stop, page = row
         spans = words.spans(text, terms)
-        return Hit(text, title, document, score, file, start, stop, spans, int(number))
+        return Hit(text, title, document, score, file, start, stop, spans, int(number), page)
 
     def document(self, passage: int, around: int = AROUND) -> list[Hit]:
         """Return a passage and `around` of its document on each side; none if the index no longer has it."""

@@ -4,6 +4,7 @@ A heading begins a passage with what follows it. Running heads of manuals and pi
 """
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
@@ -46,6 +47,8 @@ class Document(NamedTuple):
     """Its row in the file, or its position among the documents of plain text."""
     is_named: bool = False
     """Whether the title stands outside its lines, in a field or in front matter."""
+    pages: Sequence[int] | None = None
+    """The first character of each page but the first; None for a document without pages."""
 
 
 class Passage(NamedTuple):
@@ -69,15 +72,28 @@ def documents_of(part: files.Part, reading: files.Reading) -> Iterator[Document]
     title = ""
     number = 0
     lines: list[str] = []
+    pages: list[int] = []
+    size = 0
     for kind, line in chain(marked_lines(part, reading), [("document", "")]):
         if kind == "document":
             if lines:
-                yield Document(title or _title_of(lines), lines, number, is_named=bool(title))
+                document = Document(title or _title_of(lines), lines, number, is_named=bool(title))
+                yield document._replace(pages=pages) if part.format == "pdf" else document
             number += 1
             title = line
             lines = []
+            pages = []
+            size = 0
+        elif kind == "page":
+            pages.append(size + int(line))
         elif kind == "body":
             lines.append(line)
+            size += len(line) + 1
+
+
+def page_of(document: Document, passage: Passage) -> int | None:
+    """Return the page on which a passage begins, None for a document without pages."""
+    return None if document.pages is None else 1 + bisect_right(document.pages, passage.start)
 
 
 def _title_of(lines: Sequence[str]) -> str:

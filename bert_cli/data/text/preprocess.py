@@ -17,7 +17,7 @@ from pathlib import Path
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io import files
 from bert_cli.data.io.documents import Kind, marked_lines
-from bert_cli.data.io.inputs import find_root, open_text
+from bert_cli.data.io.inputs import LeftOut, find_root, open_text
 from bert_cli.data.io.manifest import Shard, Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.io.wrapping import CUT, NUMBERED, TWO_COLUMNS
@@ -65,7 +65,9 @@ def run(settings: PreprocessSettings) -> None:
     reading = files.Reading(
         settings.input_format, settings.text_field, settings.documents, settings.line_breaks
     )
-    parts, notes = open_text(settings.input, settings.out, reading, settings.model_fields_set)
+    left_out = LeftOut("preprocess", [settings.input], settings.strict)
+    names = settings.model_fields_set
+    parts, notes = open_text(settings.input, settings.out, reading, names, left_out)
     report_joined_lines("preprocess", parts, reading, "--line-breaks keep splits at each line")
     suggest_files_as_documents("preprocess", parts, reading)
     if settings.near_duplicates is not None:
@@ -139,7 +141,7 @@ def report_joined_lines(
         if faulty := [part.path for part in parts if part.fault == fault]:
             what = f"the lines of {len(faulty):,} {of_all}, as {faulty[0]}, {fault}"
             print_error(f"{command}: warning: {what}; {cure}")
-    wrapped = [part for part in parts if part.margins is not None]
+    wrapped = [part for part in parts if part.margins is not None and part.format != "pdf"]
     if not wrapped:
         return
     ends = "a blank line still ends a document; add --documents files if each file is one document"

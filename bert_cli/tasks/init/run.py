@@ -24,7 +24,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch, OptimizerOpts
 from bert_cli.data.finetune.embeddings import MODULES
 from bert_cli.data.io import files
-from bert_cli.data.io.inputs import open_text
+from bert_cli.data.io.inputs import LeftOut, open_text
 from bert_cli.data.text.preprocess import (
     report_joined_lines,
     splitter_of,
@@ -57,7 +57,9 @@ def run(settings: InitSettings) -> None:
     form = settings.input_format
     field = settings.text_field
     reading = files.Reading(form, field, settings.documents, line_breaks="auto")
-    parts, _ = open_text(settings.input, settings.out, reading, settings.model_fields_set)
+    left_out = LeftOut("init", [settings.input], settings.strict)
+    names = settings.model_fields_set
+    parts, _ = open_text(settings.input, settings.out, reading, names, left_out)
     is_search = settings.goal == "search"
     model = vocabulary = None
     if settings.start:

@@ -27,8 +27,10 @@ def run(settings: SearchAskSettings) -> None:
     for number, hit in enumerate(hits, 1):
         path = os.path.relpath(hit.file)
         file = hit.file if path.startswith("..") else path
-        where = f"{file}, characters {hit.start:,}-{hit.stop:,} of its text"
-        print_line(printable(f"{number}. {hit.title} ({where})"))
+        place = f"characters {hit.start:,}-{hit.stop:,} of its text"
+        if hit.page is not None:
+            place = f"page {hit.page:,}"
+        print_line(printable(f"{number}. {hit.title} ({file}, {place})"))
         # One for one, so that the positions of the words stay.
         shown = UNPRINTABLE.sub(
             lambda found: found[0] if found[0] in "\n\t" else "\ufffd", hit.text

@@ -4,8 +4,7 @@ Each file is a transaction, then each batch of vectors, so that a call that was 
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 from bert_cli.config.search import SearchMakeSettings
@@ -22,11 +21,10 @@ from bert_cli.data.search.passages import (
 )
 from bert_cli.data.text import preprocess
 from bert_cli.errors import DataError
-from bert_cli.processes import print_error, print_line
+from bert_cli.processes import print_line
 from bert_cli.tasks.search.opened import Model, model_of
 from bert_cli.text import count, format_duration
 
-NAMED = 3  # files that were left out
 AT_ONCE = 2048  # passages whose vectors are computed, and committed, together
 
 
@@ -69,10 +67,10 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
         with index.changing():
             index.record(lacks_text=True)  # until every file is read, whatever ends this call
     reading = files.Reading(*form, line_breaks="auto")
-    left_out = LeftOut({str(source.resolve()) for source in settings.text})
-    parts = []
-    for path in list(new):
-        with left_out.unless_text(path, new):
+    left_out = inputs.LeftOut("search", settings.text, settings.strict)
+    parts: list[files.Part] = []
+    for path in new:
+        with left_out.unless_text(Path(path)):
             part = files.recognise(Path(path), reading)
             parts += recognise_lines([part], reading) if part else []
     if parts:
@@ -80,14 +78,17 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
     parts = recognise_lines(parts, reading)
     preprocess.report_joined_lines("search", parts, reading)
     if new or gone:
-        print_line(f"search: reads {count(len(new), 'new or changed file')}, forgets {len(gone):,}")
+        read = count(len(new) - len(left_out.problems), "new or changed file")
+        print_line(f"search: reads {read}, forgets {len(gone):,}")
     if gone:
         with index.changing():
             index.table.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in gone])
     readable = {part.path: part for part in parts}
     characters = 0
-    for path, mark in list(new.items()):
-        with left_out.unless_text(path, new), index.changing():
+    for path, mark in new.items():
+        if Path(path) in left_out.problems:
+            continue
+        with left_out.unless_text(Path(path)), index.changing():
             file = index.add_file(path, names[Path(path)], mark)
             if part := readable.get(Path(path)):
                 characters += _add(index, file, documents_of(part, reading))
@@ -101,33 +102,6 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
             index.forget_unused_vectors()
     if not index.count("passages"):
         raise DataError(str(settings.text[0]), "has no text", "use files with sentences")
-
-
-class LeftOut:
-    """Files of a folder that cannot be read as text; one that a person has named stops the command."""
-
-    def __init__(self, named: Collection[str]) -> None:
-        self._named = named
-        self._problems: list[str] = []
-
-    @contextmanager
-    def unless_text(self, path: str, new: dict[str, str]) -> Iterator[None]:
-        """Leave a file out of the new ones if the block raises DataError."""
-        try:
-            yield
-        except DataError as error:
-            if path in self._named:
-                raise
-            del new[path]
-            self._problems.append(f"{error.where}: {error.problem}")
-
-    def report(self) -> None:
-        """Say how many files were left out, and why the first ones."""
-        if self._problems:
-            shown = "; ".join(self._problems[:NAMED])
-            more = f"; and {len(self._problems) - NAMED} more" if self._problems[NAMED:] else ""
-            what = f"{count(len(self._problems), 'file')} that cannot be read as text"
-            print_error(f"search: warning: left out {what}: {shown}{more}")
 
 
 def _add(index: Index, file: int, documents: Iterable[Document]) -> int:

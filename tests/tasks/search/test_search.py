@@ -383,13 +383,13 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, capsys):
     captured = capsys.readouterr()
     assert "search: 4 documents of 3 files, 5 passages" in captured.out
     assert captured.err.count("left out") == 1
-    assert "left out 5 files that cannot be read as text: " in captured.err
-    assert "hull.png (line 1): is not UTF-8 text" in captured.err and "; and 2 more" in captured.err
+    assert "left out 5 files that cannot be read as text:\n" in captured.err
+    assert "hull.png: is a picture" in captured.err and "\n  and 2 more" in captured.err
     assert "more is a link to a folder and is not read; name it too" in captured.err
     before = content("index")
     assert main(["search", "make", "index", "manuals"]) == 0 and content("index") == before
     assert main(["search", "make", "other.index", "manuals/hull.png"]) == 3
-    assert "hull.png (line 1): is not UTF-8" in capsys.readouterr().err.splitlines()[-1]
+    assert "hull.png: is a picture" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_question_may_begin_with_dashes(manuals, capsys):

@@ -1,0 +1,261 @@
+"""The program that reads documents in a process of its own: PDF, Word, OpenDocument, EPUB and HTML become plain text.
+
+It imports nothing of the package. Standard input has lines of JSON, each with the bytes of a file behind it; standard
+output has one line of JSON for each. At its limits of memory and time the system ends it. The text is what `bert`
+reads from plain files: front matter with the title, headings with `#`, a form feed before each page but the first.
+"""
+
+import io
+import json
+import posixpath
+import re
+import resource
+import signal
+import sys
+import zipfile
+from typing import Any
+from urllib.parse import unquote
+
+MOST_PAGES = 100_000
+MOST_BYTES = (
+    1 << 27
+)  # of an unpacked file of a zip archive, whose tree takes up to ten times as many
+DEEPEST = 10_000  # calls, more than libxml2's limit of elements in one another
+SHORT_ROW = 200  # characters of a table's row that is written on one line
+NO_TITLE = re.compile(r"\.\w{1,5}$|^(microsoft|untitled|slide|title)\b", re.IGNORECASE)
+"""Titles that a program has written: the name of a file, or of the program."""
+# The names of elements without namespaces, of all kinds of XML.
+BLOCKS = re.compile(
+    "p|tr|t[dhc]|br|hr?|h[1-6]|table-row|table-cell|line-break|div|li|d[td]|pre|blockquote|section|article|main|header|"
+    "table|caption|ul|ol|fig(ure|caption)|address|details|summary|aside|form|fieldset|option"
+)
+LEFT_OUT = re.compile(
+    "pPr|moveFrom|Fallback|annotation|tracked-changes|note-citation|forms|title|desc|binary-data|script|style|template|"
+    "noscript|nav|footer|svg|iframe|object|select|textarea|button|head"
+)
+LANDMARKS = {"navigation", "banner", "contentinfo", "search"}
+ROWS = {"tr", "table-row"}
+SIGNS = {"tab": " ", "s": " ", "noBreakHyphen": "-"}
+LOCKED = "is encrypted", "save a copy without its password"
+SCANNED = "its pages are pictures: recognise their text first, as with `ocrmypdf IN.pdf OUT.pdf`"
+TOO_LARGE = "export it as plain text, or split it"
+
+
+class FaultyError(Exception):
+    """A document cannot be read: the problem and the remedy."""
+
+
+def pdf(data: bytes) -> tuple[str, list[str]]:
+    """Return the title and the text of a PDF."""
+    import pypdfium2
+
+    document = pypdfium2.PdfDocument(data)
+    if len(document) > MOST_PAGES:
+        raise FaultyError(f"has {len(document):,} pages, more than {MOST_PAGES:,}", TOO_LARGE)
+    pages: list[str] = []
+    for number in range(len(document)):
+        try:
+            page = document[number]
+        except pypdfium2.PdfiumError:  # of a damaged page
+            pages.append("")
+            continue
+        # The sign stands for a hyphen and the end of its line.
+        pages.append(page.get_textpage().get_text_bounded().replace("\x02", "-\n"))
+        page.close()
+    if not any(map(str.strip, pages)):
+        raise FaultyError(f"has no text on its pages ({len(pages):,})", SCANNED)
+    return document.get_metadata_dict().get("Title", ""), ["\n\f".join(pages)]
+
+
+def docx(data: bytes) -> tuple[str, list[str]]:
+    """Return the title and the lines of a file of Word, its notes at the end."""
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    levels: dict[str, int] = {}
+    for style in _root_of(archive, "word/styles.xml"):
+        outline = _value(style, "pPr", "outlineLvl")
+        if match := re.fullmatch(r"heading (\d)|title", _value(style, "name").lower()):
+            levels[_attribute(style, "styleId")] = int(match[1] or 1)
+        elif re.fullmatch("[0-8]", outline):
+            levels[_attribute(style, "styleId")] = int(outline) + 1
+    lines = Lines(levels)
+    lines.add(_root_of(archive, "word/document.xml", needed=True))
+    for name in ("word/footnotes.xml", "word/endnotes.xml"):
+        lines.add(_root_of(archive, name))
+    return _title_of(archive, "docProps/core.xml"), lines.lines
+
+
+def odt(data: bytes) -> tuple[str, list[str]]:
+    """Return the title and the lines of an OpenDocument text."""
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    if _root_of(archive, "META-INF/manifest.xml").find(".//{*}encryption-data") is not None:
+        raise FaultyError(*LOCKED)
+    lines = Lines()
+    lines.add(_root_of(archive, "content.xml", needed=True))
+    return _title_of(archive, "meta.xml"), lines.lines
+
+
+def epub(data: bytes) -> tuple[str, list[str]]:
+    """Return the title and the lines of a book, in the order of its spine."""
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    names = archive.namelist()
+    if "META-INF/rights.xml" in names:
+        raise FaultyError("is encrypted by its shop", "ask for a copy without copy protection")
+    package = next((name for name in names if name.endswith(".opf")), "its list of files")
+    root = _root_of(archive, package, needed=True)
+    items = {e.get("id"): unquote(e.get("href", "")) for e in root.iter("{*}item")}
+    lines: list[str] = []
+    for reference in root.iter("{*}itemref"):
+        path = posixpath.join(posixpath.dirname(package), items.get(reference.get("idref"), ""))
+        if (name := posixpath.normpath(path)) in names:
+            lines += html(_member(archive, name))[1]
+    return _title_of(archive, package), lines
+
+
+def html(data: bytes) -> tuple[str, list[str]]:
+    """Return the title and the lines of a web page, without navigation, scripts and what is hidden."""
+    import lxml.html
+
+    try:
+        data.decode()
+        encoding = "utf-8"
+    except UnicodeDecodeError:
+        encoding = None  # the page says it
+    # Pages with tags that are never closed are some thousand elements deep.
+    parser = lxml.html.HTMLParser(encoding=encoding, no_network=True, huge_tree=True)
+    root = lxml.html.document_fromstring(data, parser)
+    if any("depth" in error.message for error in parser.error_log):
+        raise FaultyError("has too many elements within one another", TOO_LARGE)
+    lines = Lines()
+    lines.add(root)
+    return root.findtext(".//title") or "", lines.lines
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    data = archive.open(name).read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise FaultyError(f"unpacks to more than {MOST_BYTES >> 20} MiB", TOO_LARGE)
+    return data
+
+
+def _root_of(archive: zipfile.ZipFile, name: str, *, needed: bool = False) -> Any:
+    """Return the root of a file of XML; of one that is absent and not needed, an empty element."""
+    from lxml import etree
+
+    if not needed and name not in archive.namelist():
+        return etree.Element("absent")
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+    return etree.fromstring(_member(archive, name), parser)
+
+
+def _title_of(archive: zipfile.ZipFile, name: str) -> str:
+    return _root_of(archive, name).findtext(".//{*}title") or ""
+
+
+def _attribute(element: Any, name: str) -> str:
+    """Return an attribute by its name without a namespace."""
+    values = (value for key, value in element.items() if key.rpartition("}")[2] == name)
+    return next(values, "")
+
+
+def _value(element: Any, *names: str) -> str:
+    """Return the `val` of the element at a path of names below one, as Word has its properties."""
+    below = element.find("/".join(f"{{*}}{name}" for name in names))
+    return "" if below is None else _attribute(below, "val")
+
+
+class Lines:
+    """The lines of trees; a heading has its level in `#`, and a short row of a table is one line.
+
+    A file of Word has the levels of its styles, and its text in the elements `t` alone.
+    """
+
+    def __init__(self, levels: dict[str, int] | None = None) -> None:
+        self.lines: list[str] = []
+        self._levels = levels
+        self._begun: list[str] = []
+        self._mark = ""  # of the line that has begun
+        self._pre = 0  # elements around it in which the end of a line ends it
+
+    def add(self, element: Any) -> None:
+        """Add an element with all that is in it."""
+        name = element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+        hidden = element.get("aria-hidden") == "true" or element.get("hidden") is not None
+        if not name or LEFT_OUT.fullmatch(name) or hidden or element.get("role") in LANDMARKS:
+            return
+        is_block = bool(BLOCKS.fullmatch(name))
+        if is_block:
+            self._end()
+            self._mark = "#" * self._level(element, name) or self._mark
+        first = len(self.lines)
+        self._pre += name == "pre"
+        is_text = self._levels is None
+        self._write(SIGNS.get(name, "") + (element.text or "" if is_text or name == "t" else ""))
+        for child in element:
+            self.add(child)
+            self._write(child.tail or "" if is_text else "")
+        self._pre -= name == "pre"
+        if is_block or element.getparent() is None:
+            self._end()
+            self._mark = ""
+        row = "\t".join(self.lines[first:])
+        if name in ROWS and 0 < len(row) <= SHORT_ROW:
+            self.lines[first:] = [row]
+
+    def _level(self, element: Any, name: str) -> int:
+        if self._levels is not None:
+            return self._levels.get(_value(element, "pPr", "pStyle"), 0)
+        level = name[1:] if re.fullmatch("h[1-6]", name) else _attribute(element, "outline-level")
+        return min(int(level or 0), 6)
+
+    def _write(self, text: str) -> None:
+        first, *others = text.split("\n") if self._pre else [text]
+        self._begun.append(first)
+        for line in others:
+            self._end()
+            self._begun.append(line)
+
+    def _end(self) -> None:
+        if line := " ".join("".join(self._begun).split()).rstrip("¶"):
+            self.lines.append(f"{self._mark} {line}" if self._mark else line)
+            self._mark = ""
+        self._begun.clear()
+
+
+def convert(kind: str, data: bytes) -> dict[str, str]:
+    """Return the text of a document, or the problem and the remedy."""
+    try:
+        title, lines = READERS[kind](data)
+        if not lines:
+            raise FaultyError("has no text", "leave it out, or export its text")
+    except FaultyError as error:
+        return dict(zip(("problem", "remedy"), error.args, strict=True))
+    except MemoryError:
+        return {"problem": "needs too much memory", "remedy": TOO_LARGE}
+    except Exception as error:  # of a file that its library does not expect
+        is_locked = "password" in str(error)
+        damaged = f"is damaged or too large ({error})", "download or copy the file again"
+        return dict(zip(("problem", "remedy"), LOCKED if is_locked else damaged, strict=True))
+    title = " ".join(title.split())
+    head = f"---\ntitle: {title}\n---\n" if title and not NO_TITLE.search(title) else ""
+    return {"text": head + "\n".join(lines).replace("\r\n", "\n").replace("\r", "\n")}
+
+
+def main(memory: int) -> None:
+    """Answer until standard input ends; `memory` is the limit in bytes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    sys.setrecursionlimit(DEEPEST)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    while request := sys.stdin.buffer.readline():
+        kind, size, seconds = json.loads(request)
+        data = sys.stdin.buffer.read(size)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # whose signal ends the process
+        answer = json.dumps(convert(kind, data))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(f"{answer}\n")
+        sys.stdout.flush()
+
+
+READERS = {"pdf": pdf, "docx": docx, "odt": odt, "epub": epub, "html": html}
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

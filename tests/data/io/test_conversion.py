@@ -1,0 +1,245 @@
+"""Documents as text: what is kept, in which order, on which page, and what cannot be read."""
+
+import gzip
+import re
+
+import pytest
+from support.made_documents import (
+    SPACES,
+    lines,
+    made_docx,
+    made_epub,
+    made_odt,
+    made_pdf,
+    made_zip,
+    paragraph,
+)
+
+from bert_cli.data.io import conversion, files, inputs
+from bert_cli.data.io.documents import marked_lines, recognise_lines
+from bert_cli.data.search.passages import documents_of, page_of, passages_of
+from bert_cli.errors import DataError
+
+pytest.importorskip("pypdfium2")
+pytest.importorskip("lxml")
+READING = files.Reading(documents="files", line_breaks="auto")
+STYLES = (
+    '<w:style w:styleId="berschrift2"><w:name w:val="heading 2"/></w:style>'
+    '<w:style w:styleId="Own"><w:name w:val="Own"/><w:pPr><w:outlineLvl w:val="0"/></w:pPr></w:style>'
+)
+
+
+def read(path, data):
+    """Return the title and the lines of a document with these bytes."""
+    path.write_bytes(data)
+    (part,) = recognise_lines([files.recognise(path, READING)], READING)
+    (document,) = documents_of(part, READING)
+    return document.title, list(document.lines)
+
+
+def problem_of(path, data):
+    path.write_bytes(data)
+    with pytest.raises(DataError) as caught:
+        files.recognise(path, READING)
+    return str(caught.value)
+
+
+def words(number, count=9):
+    """Return a line of prose, another for each number."""
+    name = "".join("abcdefghij"[int(digit)] for digit in str(number))
+    return "A " + " ".join(f"{name}{'klmnopqrstuv'[n]}word" for n in range(count))
+
+
+def test_a_pdf_is_joined_lines_without_running_heads_that_know_their_pages(tmp_path):
+    pages = [
+        lines(
+            "The Manual",
+            *(words(20 * page + n) for n in range(15)),
+            f"the end of {'abc'[page - 1]} has a broken exam-",
+            str(page),
+        )
+        for page in range(1, 4)
+    ]
+    pages[1][1] = (1, (60, f"ple that goes on. {words(7, 6)}"))
+    path = tmp_path / "manual.pdf"
+    title, text = read(path, made_pdf(pages, "How to sail"))
+    assert title == "How to sail"
+    joined = "\n".join(text)
+    assert joined.count("The Manual") == 1 and "\n2\n" not in joined and "\f" not in joined
+    assert "the end of a has a broken example that goes on." in joined
+    (part,) = recognise_lines([files.recognise(path, READING)], READING)
+    (document,) = documents_of(part, READING)
+    passages = passages_of(document.lines, lambda line: line.split(". "))
+    shown = "\n".join(document.lines)
+    for page, word in ((1, "cakword"), (2, "ecmword"), (3, "hdkword")):
+        start = shown.index(word)
+        around = passages[0]._replace(start=start)
+        assert page_of(document, around) == page, word
+    assert {page_of(document, passage) for passage in passages} <= {1, 2, 3}
+
+
+def test_empty_pages_count_and_two_columns_are_read_one_after_the_other(tmp_path):
+    left = [(row, (60, f"left {row}")) for row in range(20)]
+    right = [(row, (320, f"right {row}")) for row in range(20)]
+    path = tmp_path / "two.pdf"
+    _, text = read(path, made_pdf([[], [*left, *right]]))
+    joined = " ".join(text)
+    assert joined.index("left 19") < joined.index("right 0")
+    (part,) = recognise_lines([files.recognise(path, READING)], READING)
+    (document,) = documents_of(part, READING)
+    assert document.pages == [0]
+
+
+@pytest.mark.parametrize("title", ["thesis.docx", "Microsoft Word - x", "untitled"])
+def test_a_title_that_a_program_wrote_is_none(title, tmp_path):
+    assert read(tmp_path / "a.pdf", made_pdf([lines("Sailing", words(1))], title))[0] == "Sailing"
+
+
+def test_a_file_of_word_has_headings_rows_and_notes_and_no_deleted_text(tmp_path):
+    table = "".join(f"<w:tc>{paragraph(text)}</w:tc>" for text in ("Name", "Value"))
+    body = (
+        paragraph("Sails", "berschrift2")
+        + paragraph("Ropes", "Own")
+        + "<w:p><w:r><w:t>A</w:t><w:tab/><w:t>sail</w:t><w:noBreakHyphen/><w:t>cloth.</w:t></w:r>"
+        + "<w:del><w:r><w:delText>Gone.</w:delText></w:r></w:del>"
+        + "<w:r><w:instrText>PAGEREF 7</w:instrText></w:r></w:p>"
+        + f"<w:tbl><w:tr>{table}</w:tr></w:tbl>"
+        + f"<mc:AlternateContent><mc:Fallback>{paragraph('Twice.')}</mc:Fallback></mc:AlternateContent>"
+    )
+    notes = f"<w:footnotes {SPACES}><w:footnote>{paragraph('A note.')}</w:footnote></w:footnotes>"
+    core = f"<core {SPACES}><dc:title>Sailing: a guide</dc:title></core>"
+    others = {"word/footnotes.xml": notes, "docProps/core.xml": core}
+    data = made_docx(body, STYLES, others)
+    title, text = read(tmp_path / "a.docx", data)
+    assert title == "Sailing: a guide"
+    assert text == ["## Sails", "# Ropes", "A sail-cloth.", "Name\tValue", "A note."]
+
+
+def test_an_opendocument_text_has_headings_and_no_comments(tmp_path):
+    body = (
+        '<text:h text:outline-level="3">Sails</text:h><text:p>A<text:s/>big<text:line-break/>sail.'
+        "<office:annotation><text:p>Check this.</text:p></office:annotation></text:p>"
+        "<text:tracked-changes><text:p>Gone.</text:p></text:tracked-changes>"
+    )
+    title, text = read(tmp_path / "a.odt", made_odt(body))
+    assert title == "Sails" and text == ["### Sails", "A big", "sail."]
+
+
+def test_a_book_is_read_in_the_order_of_its_spine(tmp_path):
+    chapters = {name: f"<html><body><h1>{name}</h1><p>It is.</p></body></html>" for name in "abc"}
+    title, text = read(tmp_path / "a.epub", made_epub(chapters, "bca", "The Sea"))
+    assert title == "The Sea" and text[::2] == ["# b", "# c", "# a"]
+
+
+PAGE = """<!DOCTYPE html><html><head><title>On sails</title><style>p {}</style></head><body>
+<nav>Home</nav><div role="navigation">Next</div><script>alert(1)</script><h2>Sails<a>¶</a></h2>
+<p>A big <b>sail</b> &amp; a<!-- no --> rope.<img src="data:image/png;base64,AAAA"></p><p hidden>Secret</p>
+<pre>mast = 1
+boom = 2</pre><table><tr><th>Name</th><td>Value</td></tr></table><footer>Imprint</footer></body></html>"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16"])
+def test_a_web_page_is_its_text_without_navigation_scripts_and_what_is_hidden(encoding, tmp_path):
+    page = PAGE
+    if encoding == "latin-1":
+        page = page.replace("<head>", '<head><meta charset="iso-8859-1">').replace("big", "größer")
+    title, text = read(tmp_path / "a.html", page.encode(encoding))
+    big = "größer" if encoding == "latin-1" else "big"
+    assert title == "On sails"
+    assert text == ["## Sails", f"A {big} sail & a rope.", "mast = 1", "boom = 2", "Name\tValue"]
+
+
+def test_a_compressed_document_is_unpacked(tmp_path):
+    assert read(tmp_path / "a.html.gz", gzip.compress(PAGE.encode()))[0] == "On sails"
+
+
+LOCKED = "is encrypted; save a copy without its password"
+MANIFEST = {"META-INF/manifest.xml": "<manifest><encryption-data/></manifest>"}
+MANY_PAGES = b"/Kids [" + b"5 0 R " * 200_000 + b"] /Count 200000"
+LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10 if n else "ha" * 99}">' for n in range(10))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "problem"),
+    [
+        ("a.pdf", made_pdf([lines("Text")], encrypted=True), f"is a PDF that {LOCKED}"),
+        ("a.pdf", made_pdf([lines("Text")])[:200], "is a PDF that is damaged"),
+        ("a.pdf", made_pdf([[], []]), r"has no text on its pages \(2\); .*ocrmypdf"),
+        ("a.docx", made_docx(paragraph("Text"))[:-40], "is a file of Word that is damaged"),
+        ("a.docx", made_zip({"other.xml": "<a/>"}), "is damaged or too large .*word/document.xml"),
+        ("a.docx", made_docx(paragraph("")), "is a file of Word that has no text"),
+        ("a.docx", made_docx("<w:p>"), "is damaged or too large .*mismatch"),
+        ("a.odt", made_odt("", MANIFEST), f"is an OpenDocument text that {LOCKED}"),
+        ("a.epub", made_epub({"a": "<html/>"}, "", "A"), "is an EPUB book that has no text"),
+        ("a.html", b"<!DOCTYPE html><p hidden>No.</p>", "is HTML that has no text"),
+    ],
+)
+def test_a_document_that_cannot_be_read_says_what_to_do(name, data, problem, tmp_path):
+    message = problem_of(tmp_path / name, data)
+    assert re.search(problem, message), message
+    assert "; " in message
+
+
+def test_a_bomb_is_an_error(tmp_path):
+    pages = made_pdf([lines("Text")]).replace(b"/Kids [5 0 R] /Count 1", MANY_PAGES)
+    assert "has 200,000 pages, more than 100,000; " in problem_of(tmp_path / "a.pdf", pages)
+    big = made_docx("", "", {"word/document.xml": bytes(1 << 28)})
+    assert len(big) < 1 << 20
+    assert "unpacks to more than 128 MiB; " in problem_of(tmp_path / "a.docx", big)
+    laughs = f"<!DOCTYPE a [{LAUGHS}]><a>{'&l9;' * 10}</a>"
+    bomb = made_docx("", "", {"word/document.xml": laughs})
+    assert "is a file of Word that " in problem_of(tmp_path / "b.docx", bomb)
+    page = f"<!DOCTYPE html>{'<b>' * 2000}deep"
+    assert read(tmp_path / "a.html", page.encode())[1] == ["deep"]
+    page = f"<!DOCTYPE html>Text.{'<b>' * 1_000_000}deep"
+    assert "has too many elements within" in problem_of(tmp_path / "b.html", page.encode())
+
+
+def test_a_document_has_limits_of_time_and_memory_and_the_next_one_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "a.html"
+    read(path, PAGE.encode())
+    conversion._converter().end()
+    monkeypatch.setattr(conversion, "SECONDS", 0.001)
+    assert "ended its reader: it may need more than 0 seconds; " in problem_of(
+        path, PAGE.encode() + b" "
+    )
+    monkeypatch.setattr(conversion, "SECONDS", 9.0)
+    monkeypatch.setattr(conversion, "MEMORY", 1 << 28)
+    assert read(path, PAGE.encode())[0] == "On sails"
+    large = f"<!DOCTYPE html>{'<p>many paragraphs</p>' * 3_000_000}"
+    message = problem_of(tmp_path / "b.html", large.encode())
+    assert re.search("too (much memory|large)|256 MiB of memory", message), message
+    assert read(tmp_path / "c.html", PAGE.encode())[0] == "On sails"
+    conversion._converter().end()
+
+
+def test_without_the_extra_a_document_is_named_with_the_line_that_installs_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(conversion, "find_spec", lambda name: None)
+    message = problem_of(tmp_path / "a.pdf", made_pdf([lines("Text")]))
+    assert "a.pdf: is a PDF, which needs the extra 'documents'; pip install " in message
+
+
+def test_what_is_no_text_is_left_out_of_a_folder_and_strict_stops(tmp_path, capsys):
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    (folder / "a.pdf").write_bytes(made_pdf([lines("Sails", words(1))]))
+    (folder / "b.pdf").write_bytes(made_pdf([[]]))
+    (folder / "c.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (folder / "d").write_bytes(b"\x7fELF\x02")
+    (folder / "e.txt").write_bytes("Das Café.\n".encode("latin-1"))
+    (folder / "f.md").write_text("---\ntitle: Masts\n---\n\n---\n\n# A mast\n\nIt is tall.\n")
+    left_out = inputs.LeftOut("preprocess", [folder], strict=False)
+    parts, _ = inputs.open_text(folder, tmp_path / "out", READING, (), left_out)
+    assert [part.path.name for part in parts] == ["a.pdf", "f.md"]
+    assert [line for kind, line in marked_lines(parts[1], READING) if kind == "document"] == [
+        "Masts"
+    ]
+    err = capsys.readouterr().err.splitlines()
+    assert err[0] == "preprocess: warning: left out 4 files that cannot be read as text:"
+    assert "b.pdf: is a PDF that has no text on its pages (1)" in err[1] and len(err) == 5
+    assert err[4] == "  and 1 more"
+    strict = inputs.LeftOut("preprocess", [folder], strict=True)
+    with pytest.raises(DataError, match=r"b\.pdf"):
+        inputs.open_text(folder, tmp_path / "out", READING, (), strict)
