@@ -35,7 +35,10 @@ LEFT_OUT = re.compile(
 )
 LANDMARKS = {"navigation", "banner", "contentinfo", "search"}
 ROWS = {"tr", "table-row"}
-SIGNS = {"tab": " ", "s": " ", "noBreakHyphen": "-"}
+SIGNS: dict[int, str | None] = {code: None for code in range(32) if code not in (9, 10)}
+"""What control characters of PDFium are: a hyphen with the end of its line, and the ligatures of TeX's old fonts."""
+SIGNS |= {2: "-\n", 11: "ff", 12: "fi", 13: "fl", 14: "ffi", 15: "ffl"}
+SPACES = {"tab": " ", "s": " ", "noBreakHyphen": "-"}
 LOCKED = "is encrypted", "save a copy without its password"
 SCANNED = "its pages are pictures: recognise their text first, as with `ocrmypdf IN.pdf OUT.pdf`"
 TOO_LARGE = "export it as plain text, or split it"
@@ -59,8 +62,7 @@ def pdf(data: bytes) -> tuple[str, list[str]]:
         except pypdfium2.PdfiumError:  # of a damaged page
             pages.append("")
             continue
-        # The sign stands for a hyphen and the end of its line.
-        pages.append(page.get_textpage().get_text_bounded().replace("\x02", "-\n"))
+        pages.append(page.get_textpage().get_text_bounded().replace("\r\n", "\n").translate(SIGNS))
         page.close()
     if not any(map(str.strip, pages)):
         raise FaultyError(f"has no text on its pages ({len(pages):,})", SCANNED)
@@ -189,7 +191,7 @@ class Lines:
         first = len(self.lines)
         self._pre += name == "pre"
         is_text = self._levels is None
-        self._write(SIGNS.get(name, "") + (element.text or "" if is_text or name == "t" else ""))
+        self._write(SPACES.get(name, "") + (element.text or "" if is_text or name == "t" else ""))
         for child in element:
             self.add(child)
             self._write(child.tail or "" if is_text else "")
@@ -237,7 +239,7 @@ def convert(kind: str, data: bytes) -> dict[str, str]:
         return dict(zip(("problem", "remedy"), LOCKED if is_locked else damaged, strict=True))
     title = " ".join(title.split())
     head = f"---\ntitle: {title}\n---\n" if title and not NO_TITLE.search(title) else ""
-    return {"text": head + "\n".join(lines).replace("\r\n", "\n").replace("\r", "\n")}
+    return {"text": head + "\n".join(lines)}
 
 
 def main(memory: int) -> None:

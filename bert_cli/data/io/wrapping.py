@@ -387,6 +387,7 @@ class Joiner:
             yield raw
             last = line
             gap = []
+        yield from gap if not last else []  # pages of nothing else
 
 
 def _first_part(line: str) -> re.Match[str] | None:

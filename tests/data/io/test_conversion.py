@@ -78,6 +78,14 @@ def test_a_pdf_is_joined_lines_without_running_heads_that_know_their_pages(tmp_p
     assert {page_of(document, passage) for passage in passages} <= {1, 2, 3}
 
 
+def test_ligatures_of_old_fonts_of_tex_are_letters(tmp_path):
+    page = lines(r"The \014rst e\013ect of the \015ow is su\016cient.")
+    letters = "The first effect of the flow is sufficient."
+    assert read(tmp_path / "a.pdf", made_pdf([page]))[1] == [letters]
+    # Pages of nothing but what looks like running heads are text.
+    assert read(tmp_path / "b.pdf", made_pdf([page, page]))[1] == [f"{letters} {letters}"]
+
+
 def test_empty_pages_count_and_two_columns_are_read_one_after_the_other(tmp_path):
     left = [(row, (60, f"left {row}")) for row in range(20)]
     right = [(row, (320, f"right {row}")) for row in range(20)]
