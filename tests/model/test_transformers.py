@@ -1,4 +1,4 @@
-"""transformers opens a checkpoint of ModernBERT with either activation, and of GroupBERT as each of its classes in the file that we ship."""
+"""transformers opens ModernBERT with either activation, and GroupBERT as each of the classes in our own file."""
 
 import pytest
 from support.model_inputs import hidden_of, make_examples, random_blocks
