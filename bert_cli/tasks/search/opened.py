@@ -1,6 +1,7 @@
 """An index with the model of its vectors, and vectors of texts by a model from disk.
 
-NumPy computes the vectors, or a graph of ONNX beside the model; on a GPU the engine of training those of many texts.
+NumPy computes the vectors of a few texts, and of many where no engine is installed; else a graph of ONNX beside the
+model, or the engine of training.
 """
 
 import glob
@@ -71,7 +72,8 @@ class Model:
         return self._of([self._before_question + text for text in texts])
 
     def _of(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Floats32:
-        predictor = self._for_few if len(texts) <= runtimes.FEW else self._predictor
+        few = max(len(texts), total) <= runtimes.FEW
+        predictor = self._for_few if few else self._predictor
         predictor.place.move(done, len(texts), total)
         return predictor.of_texts([Input("text", {"text": text}) for text in texts])[0]
 

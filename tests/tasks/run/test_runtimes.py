@@ -102,7 +102,7 @@ def test_a_graph_beside_the_model_answers_many_texts_until_the_model_changes(
     for more, runtime in (([], "onnx, float32)"), (["--engine", "tensorflow"], "CPU, float32")):
         assert main([*words, *more]) == 0
         out, err = capsys.readouterr()
-        assert f"{runtime}; 5 inputs" in err
+        assert f"{runtime}; {runtimes.FEW + 1} inputs" in err
         answers.append([json.loads(line) for line in out.splitlines()])
     assert answers[0] == words_of(answers[1])
     made_from = model / "onnx" / "made_from.txt"
