@@ -109,6 +109,11 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
                 )
                 raise DataError(where, problem, remedy)
             documents += [] if rows[-1] else [remarks[DOCUMENTS]]
+            before = rows[-1][-1][1][-1] if rows[-1] else "O"
+            label = cells[-1]
+            if label[0] == "I" and (before == "O" or before[1:] != label[1:]):
+                cells[-1] = f"B{label[1:]}"
+                remarks[CONVERTED] += 1
             rows[-1].append((where, cells))
     rows = list(filter(None, rows))
     if not rows:
@@ -125,7 +130,6 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     remarks[REPEATED] = repeats([[" ".join(sentence)] for sentence in words])
     tags = [[(where, cells[-1]) for where, cells in sentence] for sentence in rows]
     remarks[COUNTED] = column * len(words)
-    remarks[CONVERTED] = sum(_start_with_b(sentence) for sentence in tags)
     if label_names is None:
         marked = [(where, tag) for sentence in tags for where, tag in sentence if tag != "O"]
         if not marked:
@@ -168,18 +172,6 @@ def _cells(line: str, separator: str) -> list[str]:
     if separator == "\t":
         return [cell.strip(" ") for cell in line.split("\t")]
     return [cell for cell in line.strip(" \t").split(" ") if cell]
-
-
-def _start_with_b(sentence: list[tuple[str, str]]) -> int:
-    """Make every entity of a sentence start with B-, in place; return how many did not."""
-    before = "O"
-    converted = 0
-    for index, (where, tag) in enumerate(sentence):
-        if tag[0] == "I" and (before == "O" or before[1:] != tag[1:]):
-            sentence[index] = (where, f"B{tag[1:]}")
-            converted += 1
-        before = tag
-    return converted
 
 
 def word_features(

@@ -135,18 +135,12 @@ class RecordFiles:
         """Return all columns of static records [n]. Raises DataError for an invalid value."""
         corpus = self.corpus
         length = corpus["sequence_length"]
-        sizes = (length, corpus["mask_tokens"])
-        payloads = self.payloads(records)
-        try:
-            columns = formats.parse_static(payloads, *sizes)
-        except DataError:
-            for record, payload in zip(records.tolist(), payloads, strict=True):
-                try:
-                    formats.parse_static([payload], *sizes)
-                except DataError as error:
-                    problem = f"{error.where}: {error.problem}"
-                    raise DataError(self._name(record), problem, error.remedy) from None
-            raise
+        columns = formats.parse_static(
+            self.payloads(records),
+            length,
+            corpus["mask_tokens"],
+            lambda row: self._name(int(records[row])),
+        )
         limits = dict.fromkeys(formats.FIELDS, 1) | {"masked_lm_positions": length - 1}
         limits |= dict.fromkeys(("input_ids", "masked_lm_ids"), corpus["vocab_size"] - 1)
         for name, values in columns.items():

@@ -7,7 +7,7 @@ Shapes: B records, R sequences in the order of their packs, S positions, P maske
 pack.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -137,23 +137,33 @@ def static_lengths(sequence_length: int, predictions: int) -> dict[str, int]:
     return {name: lengths.get(name.rpartition("_")[0], sequence_length) for name in STATIC_FEATURES}
 
 
-def parse_static(payloads: Sequence[bytes], sequence_length: int, predictions: int) -> Batch:
+def parse_static(
+    payloads: Sequence[bytes],
+    sequence_length: int,
+    predictions: int,
+    where: Callable[[int], str] = "record {}".format,
+) -> Batch:
     """Parse static records of any tool into columns [B, S] and [B, P]; next_sentence_labels are [B].
 
-    Columns are int32, weights float32. Raises DataError when a feature is absent or has another length.
+    Columns are int32, weights float32. Raises DataError, with `where` of the row, when a feature is absent or has
+    another length.
     """
     lengths = static_lengths(sequence_length, predictions)
     columns: Batch = {}
-    wrong = []
     for name, lists in find_features(payloads, lengths).items():
-        try:
-            columns[name] = _column(lists, lengths[name], name)
-        except ValueError:
-            wrong.append(name)
-    if wrong:
-        where = f"records (S {sequence_length}, P {predictions})"
-        problem = f"are not static records of these lengths (features {', '.join(wrong)})"
-        raise DataError(where, problem, "use the lengths that the records were made with")
+        is_float = _kind(name) == "float"
+        numbers, counts = tfrecord.parse_varints([] if is_float else lists)
+        if is_float:
+            counts = np.array([len(payload) / 4 for payload in lists])
+        if len(rows := np.flatnonzero(counts != lengths[name])):
+            sizes = f"S {sequence_length}, P {predictions}"
+            problem = f"is no static record of {sizes} ({name} has another length)"
+            remedy = "use the lengths that the records were made with"
+            raise DataError(where(int(rows[0])), problem, remedy)
+        values: Array = numbers.clip(-LARGEST, LARGEST).astype(np.int32)
+        if is_float:
+            values = np.frombuffer(b"".join(lists), "<f4").astype(np.float32)
+        columns[name] = values.reshape(-1, lengths[name])
     columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
     return columns
 
@@ -178,42 +188,23 @@ def static_mistakes(columns: Batch) -> Iterator[tuple[str, Any]]:
     yield "masked_lm_positions names a position twice", is_twice_B
 
 
-def _column(lists: list[bytes], length: int, name: str) -> Array:
-    """Return the numbers [B, length] of packed lists. Raises ValueError for lists of another length."""
-    values: Array
-    if _kind(name) == "float":
-        values = np.frombuffer(b"".join(lists), "<f4").astype(np.float32)
-        counts = np.array([len(payload) / 4 for payload in lists])
-    else:
-        numbers, counts = tfrecord.parse_varints(lists)
-        values = numbers.clip(-LARGEST, LARGEST).astype(np.int32)
-    if (counts != length).any():
-        raise ValueError(f"{name} has another length")
-    return values.reshape(-1, length)
-
-
 def parse_dynamic(payloads: Sequence[bytes], token_bytes: int = 2) -> DynamicRecords:
     """Parse dynamic records. Raises DataError for records of another kind."""
     names = ("first_length", "next_sentence_labels")
     lists = find_features(payloads, ("tokens", *names))
     tokens = lists["tokens"]
     sizes = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    try:
-        parsed = [tfrecord.parse_varints(lists[name]) for name in names]
-    except ValueError as error:
-        raise _not_these(names) from error
+    parsed = [tfrecord.parse_varints(lists[name]) for name in names]
     if any((counts != 1).any() for _, counts in parsed) or (sizes % token_bytes).any():
-        raise _not_these(names)
+        problem = (
+            f"are not dynamic records with {', '.join(names)} and with tokens as in corpus.json"
+        )
+        raise DataError("records", problem, "run `bert index`, or make the records again")
     columns = (sizes // token_bytes, *(numbers for numbers, _ in parsed))
     return DynamicRecords(
         np.frombuffer(b"".join(tokens), f"<u{token_bytes}").astype(np.int32),
         *(column.clip(-LARGEST, LARGEST).astype(np.int32) for column in columns),
     )
-
-
-def _not_these(names: Sequence[str]) -> DataError:
-    problem = f"are not dynamic records with {', '.join(names)} and with tokens as in corpus.json"
-    return DataError("records", problem, "run `bert index`, or make the records again")
 
 
 # --- packs

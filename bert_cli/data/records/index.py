@@ -262,7 +262,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
     vocabulary = _find_vocabulary(vocab)
     lists = [features["input_ids"], features["masked_lm_positions"]]
     length, predictions = tfrecord.parse_varints(lists)[1].tolist()
-    ids = parse_static([payload], length, predictions)["input_ids"][0]
+    ids = parse_static([payload], length, predictions, lambda _: where)["input_ids"][0]
     cls = vocabulary.special.cls
     count = len(vocabulary.pieces)
     if ids[0] != cls or ids.max() >= count:

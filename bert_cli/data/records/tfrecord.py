@@ -225,15 +225,15 @@ def find_lists(payloads: Sequence[bytes], kinds: Mapping[str, str]) -> dict[str,
 
 
 def parse_varints(lists: Sequence[bytes]) -> tuple[Ints, Ints]:
-    """Return the numbers of packed lists in a row, and how many each has; ValueError for a truncated list."""
+    """Return the numbers of packed lists in a row, and how many each has; -1 for a truncated list."""
     data = np.frombuffer(b"".join(lists), np.uint8)
-    ends = np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists)))
+    sizes = np.fromiter(map(len, lists), np.int64, len(lists))
+    ends = np.cumsum(sizes)
     last_bytes = np.flatnonzero(data < 128)
     counts = np.diff(np.searchsorted(last_bytes, ends), prepend=0)
     if len(last_bytes) == len(data):  # of one byte each
         return data.astype(np.int64), counts
-    if (data.take(ends[ends > 0] - 1) > 127).any():
-        raise ValueError("a number is truncated")
+    counts[(sizes > 0) & (data.take(ends - 1, mode="wrap") > 127)] = -1
     numbers = data.take(last_bytes).astype(np.int64)
     is_longer = np.ones(len(numbers), np.bool_)
     for byte in range(1, 10):  # a negative number has ten bytes

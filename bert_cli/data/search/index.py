@@ -31,7 +31,6 @@ from bert_cli.data.search.ngrams import ngram_scores
 from bert_cli.data.search.passages import Document, Passage, page_of
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import hold_lock
-from bert_cli.processes import print_error
 
 WEIGHT = 0.6
 """Weight of the meaning, unless held-out questions chose another; `docs/search.md` has what other weights score."""
@@ -178,10 +177,6 @@ class Index:
         self._has_vectors = self.has_vectors
         self._weights = self.fact("weights")
         self._version = version
-        if self.embed and not self._has_vectors and self._weights == self.weights:
-            print_error(
-                f"warning: {self.path} lacks some vectors, and ranks by words alone; {TO_ITS_END}"
-            )
 
     @property
     def is_sealed(self) -> bool:
@@ -191,7 +186,7 @@ class Index:
     def verify(self) -> None:
         """Raise DataError for a sealed index that has changed since."""
         sealed = self._value("SELECT crc FROM seal")
-        if self.is_sealed and sealed != (actual := checksum(self.table, self._file)):
+        if sealed and sealed != (actual := checksum(self.table, self._file)):
             raise DataError(str(self.path), f"is damaged (crc32c {actual}, not {sealed})", AGAIN)
 
     # --- writing

@@ -104,7 +104,7 @@ WRONG = [
     ("static", with_values(masked_lm_weights=(-1, np.nan)), f"masked_lm_weights has nan{OUTSIDE}"),
     ("static", with_values(next_sentence_labels=(-1, 9)), f"next_sentence_labels has 9{OUTSIDE}"),
     ("static", with_bytes(STATIC, "input_ids", varint(2**64 - 3) * S), f"input_ids has -3{OUTSIDE}"),
-    ("static", with_bytes(STATIC, "input_ids", varint(7) * (S - 1)), rf".*S {S}.*features input_ids"),
+    ("static", with_bytes(STATIC, "input_ids", varint(7) * (S - 1)), rf".*S {S}.*input_ids has"),
     ("static", with_values(input_mask=(2, 0)), "input_mask has padding before a token; make the records again"),
     ("static", with_values(input_mask=(ALL, 0), masked_lm_weights=(ALL, 0)), "input_mask has padding before a "),
     ("static", with_values(input_mask=(REST, 0), masked_lm_positions=(0, 4), masked_lm_weights=(0, 1)),
