@@ -310,7 +310,10 @@ class TokenizerFolder:
             ids = {piece.removeprefix(" "): number for piece, number in ids.items()}
         _check_special(f"{folder} (tokenizer)", ids, self.special_tokens)
         by_id = {number: piece for piece, number in ids.items()}
-        pieces = tuple(by_id.get(number, "") for number in range(1 + max(by_id)))
+        if (last := max(by_id)) >= 2 * len(by_id):
+            where = f"{folder} (tokenizer, id {last} of {by_id[last]!r})"
+            raise DataError(where, f"is too large for its {len(by_id):,} pieces", COPY_AGAIN)
+        pieces = tuple(by_id.get(number, "") for number in range(1 + last))
         special = SpecialIds(*(ids[token] for token in self.special_tokens))
         digest = hashlib.sha256(library.to_str().encode()).hexdigest()
         mask = self.special_tokens[-1]
