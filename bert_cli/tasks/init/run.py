@@ -39,12 +39,11 @@ from bert_cli.processes import cpu_count, print_line, quiet_imports
 from bert_cli.tasks.init import recipe, text
 from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
 from bert_cli.tasks.look import machine as look
+from bert_cli.tasks.look.plot import render
 from bert_cli.text import count
 
 AS_PUBLISHED = "an index needs no training: the model is used as published"
 SCRIPT = "commands.sh"
-PARTS = text.PARTS[:2]  # the test is for `bert verdict`
-KEEP_MARKS = " --no-strip-accents"
 MEASURED_STEPS = 5
 
 
@@ -153,43 +152,18 @@ def search_commands(
 def commands(chosen: Recipe, goal: str, language: str, sentence: str) -> list[str]:
     """Return the commands of a run with comments; the sentence is of the held-out text."""
     start = chosen.start
-    out = shlex.quote(str(chosen.out))
-    sizes = chosen.config
-    cased = " --cased" if start and start.is_cased else ""
-    vocabulary = shlex.quote(start.vocabulary) if start else f"{out}/vocab"
-    lines = ["# sentences, vocabulary and records"]
-    for part in PARTS:
-        words = f"{out}/text/{part}.jsonl {out}/sentences/{part} --language {language}"
-        lines.append(f"bert preprocess {words}")
-    make = f"bert vocab {out}/sentences/train {out}/vocab{cased}"
-    if chosen.new_pieces:
-        lines.append(f"{make} --extend {vocabulary} --size +{chosen.new_pieces}")
-        vocabulary = f"{out}/vocab"
-    elif start is None:
-        marks = "" if language == "en" else KEEP_MARKS
-        lines.append(f"{make} --size {chosen.model.vocab_size}{marks}")
-    how = (
-        f"--vocab {vocabulary} --sequence-length {sizes['max_seq_length']} "
-        f"--mask-tokens {sizes['max_predictions_per_seq']}{cased} --masking dynamic --no-nsp"
+    lines = render(
+        Path(__file__).with_name(SCRIPT),
+        chosen=chosen,
+        start=start,
+        goal=goal,
+        language=language,
+        out=shlex.quote(str(chosen.out)),
+        vocabulary=shlex.quote(start.vocabulary) if start else "",
+        rate=recipe.step(recipe.TABLE["labels"]["rates"], chosen.model.hidden_size),
+        masked=shlex.quote(text.mask_word(sentence)),
     )
-    for part in PARTS:
-        lines.append(f"bert tokenize {out}/sentences/{part} {out}/records/{part} {how}")
-    lines += [
-        "# training; a run that was stopped continues with the same command",
-        f"bert doctor pretrain --config {out}/pretrain.json",
-        f"bert pretrain --config {out}/pretrain.json",
-    ]
-    if goal == "labels":
-        rate = recipe.step(recipe.TABLE["labels"]["rates"], chosen.model.hidden_size)
-        lines += [
-            "# with your labels.csv, a table with the columns text and label",
-            f"bert classify --pretrained-ckpt-path {out}/run --save-ckpt-path {out}/classifier "
-            f"--train-file labels.csv --optimizer-opts.learning-rate.max-learning-rate {rate}",
-        ]
-    else:
-        masked = shlex.quote(text.mask_word(sentence))
-        lines += ["# a mask in held-out text", f"bert predict {out}/run {masked}"]
-    return [*lines, "# is the model better than its start?", f"bert verdict {out}"]
+    return lines.splitlines()
 
 
 def find_start(name: str, *, needs_vocabulary: bool) -> tuple[Start, Vocabulary | None]:

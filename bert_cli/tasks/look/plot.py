@@ -247,9 +247,10 @@ def page_of(
 
 
 def render(template: Path, **values: object) -> str:
-    """Return an HTML page from its template with values; `made` is the time."""
+    """Return an HTML page, or a text of another kind, from its template with values; `made` is the time."""
     from jinja2 import Environment
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    is_html = template.suffix == ".html"
+    environment = Environment(autoescape=is_html, trim_blocks=True, lstrip_blocks=True)
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     return environment.from_string(template.read_text(encoding="utf-8")).render(values, made=made)
