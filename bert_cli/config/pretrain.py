@@ -1,7 +1,7 @@
 """The settings of pre-training: the records, the masks, and what changes over the run."""
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import field_validator
 
@@ -11,7 +11,7 @@ from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.settings.markers import Fixed, PathOrName, Usual
-from bert_cli.settings.settings import Needs, Positive, SettingError
+from bert_cli.settings.settings import Positive, SettingError
 
 
 class PretrainSettings(TrainSettings):
@@ -23,11 +23,9 @@ class PretrainSettings(TrainSettings):
 
     COMMAND = "pretrain"
     HEAD = heads.PRETRAINING
-    NEEDS: ClassVar[Needs] = {
-        **dict.fromkeys(
-            ("evaluate_every_steps", "evaluation_examples", "baselines"), "validation_dir"
-        ),
-    }
+    NEEDS = dict.fromkeys(
+        ("evaluate_every_steps", "evaluation_examples", "baselines"), "validation_dir"
+    )
 
     dataset_dir: Usual[PathOrName | list[WeightedCorpus] | None] = None
     """Folder of records with a corpus.json. To mix several folders by weight, repeat the

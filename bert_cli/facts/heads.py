@@ -24,16 +24,23 @@ class Block:
     name: str
     layer: str
     """Its class; `build_block` passes it the options that it annotates."""
-    weights: Callable[[BertConfig], int] = lambda config: 0
-    """Number of weights, without shared ones."""
     products: Callable[[BertConfig, BatchShape], list[Product]] = lambda config, shape: []
     """Forward products with a weight."""
+    other_weights: Callable[[BertConfig], int] = lambda config: 0
+    """Number of weights besides those of products; below 0 where a product's are those of the word embeddings."""
     hf_names: Mapping[str, str] = field(default_factory=dict)
     """Our name of a layer -> Hugging Face's, unless it is the same name with dots."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Part that a file may lack completely, as published encoders do -> the part's name in Hugging Face."""
     reads_word_table: bool = False
     """Whether it scores the vocabulary with the word embeddings of `emb`."""
+
+    def weights(self, config: BertConfig) -> int:
+        """Return the number of its weights, without shared ones."""
+        products = self.products(config, BatchShape(1, 1, 1))
+        biases = sum(product.outputs for product in products if product.has_bias)
+        matrices = sum(product.matrix_weights for product in products)
+        return matrices + biases + self.other_weights(config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +78,10 @@ class Head(Block):
         return self.task == "fill-mask"
 
 
-def _dense(config: BertConfig) -> int:
-    return config.hidden_size * (config.hidden_size + 1)
-
-
-def _classifier(config: BertConfig) -> int:
-    return LABELS * (config.hidden_size + 1)
-
-
 GATHER = Block(name="enc_out", layer="bert_cli.model.layers:GatherPositions")
 POOL = Block(
     name="pool",
     layer="bert_cli.model.layers:Pooler",
-    weights=_dense,
     products=lambda config, shape: [
         Product(shape.examples * shape.sequences, config.hidden_size, config.hidden_size)
     ],
@@ -95,15 +93,13 @@ PRETRAINING = Head(
     name="heads",
     layer="bert_cli.model.heads:PretrainingHeads",
     before=(GATHER.name, POOL.name),
-    # The transform, its LayerNorm, the bias of the vocabulary, and next-sentence prediction.
-    weights=lambda config: (
-        _dense(config) + 2 * config.hidden_size + config.vocab_size + 2 * (config.hidden_size + 1)
-    ),
     products=lambda config, shape: [
         Product(shape.examples * shape.sequences, config.hidden_size, 2),
         Product(shape.examples * shape.masked, config.hidden_size, config.hidden_size),
         Product(shape.examples * shape.masked, config.hidden_size, config.vocab_size),
     ],
+    # The LayerNorm of the transform.
+    other_weights=lambda config: (2 - config.vocab_size) * config.hidden_size,
     hf_names={
         "heads/masked_lm": "cls.predictions",
         "heads/masked_lm/transform": "cls.predictions.transform.dense",
@@ -121,7 +117,6 @@ PRETRAINING = Head(
 QUESTION_ANSWERING = Head(
     name="qa_head",
     layer="bert_cli.model.heads:QuestionAnswering",
-    weights=lambda config: 2 * (config.hidden_size + 1),
     products=lambda config, shape: [
         Product(shape.examples * shape.positions, config.hidden_size, 2)
     ],
@@ -138,7 +133,6 @@ SEQUENCE_CLASSIFICATION = Head(
     name="glue_head",
     layer="bert_cli.model.heads:SequenceClassification",
     before=(POOL.name,),
-    weights=_classifier,
     products=lambda config, shape: [Product(shape.examples, config.hidden_size, LABELS)],
     hf_names={"glue_head/classifier": "classifier"},
     parts={"glue_head": "classifier"},
@@ -162,7 +156,6 @@ MEAN_CLASSIFICATION = replace(
 TOKEN_CLASSIFICATION = Head(
     name="token_head",
     layer="bert_cli.model.heads:TokenClassification",
-    weights=_classifier,
     products=lambda config, shape: [
         Product(shape.examples * shape.positions, config.hidden_size, LABELS)
     ],

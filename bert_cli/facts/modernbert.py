@@ -190,10 +190,6 @@ def _refusal(name: str, value: object, problem: str) -> ValidationError:
 # --- the blocks after the encoder layers
 
 
-def _transform(config: BertConfig) -> int:
-    return config.hidden_size * (config.hidden_size + 1)
-
-
 GATHER = replace(heads.GATHER, layer="bert_cli.model.modernbert:GatherMasked")
 POOL = Block(
     name=heads.POOL.name,
@@ -203,8 +199,9 @@ PRETRAINING = replace(
     heads.PRETRAINING,
     layer="bert_cli.model.modernbert:MaskedLMHead",
     before=(GATHER.name,),
-    weights=lambda config: _transform(config) + config.vocab_size,
     products=lambda config, shape: heads.PRETRAINING.products(config, shape)[1:],
+    # The transform has the gamma of a LayerNorm instead of a bias.
+    other_weights=lambda config: -config.vocab_size * config.hidden_size,
     hf_names={"heads/masked_lm": "decoder", "heads/masked_lm/transform": "head"},
     parts={"heads/masked_lm/transform": "head", "heads/masked_lm/bias": "decoder"},
     needs=("heads/masked_lm/transform", "heads/masked_lm/bias"),
@@ -225,8 +222,8 @@ def _with_transform(head: heads.Head, layer: str) -> heads.Head:
     return replace(
         head,
         layer=f"bert_cli.model.modernbert:{layer}",
-        weights=lambda config: _transform(config) + head.weights(config),
         products=products,
+        other_weights=lambda config: config.hidden_size,  # the gamma of the transform's LayerNorm
         hf_names=names,
         parts=names,
         needs=tuple(names),

@@ -12,7 +12,6 @@ from bert_cli.config.training import (
 )
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Head
-from bert_cli.facts.optimizers import OPTIMIZERS, OptimizerKind
 from bert_cli.facts.products import BatchShape
 from bert_cli.settings.markers import Engine
 
@@ -45,11 +44,6 @@ class Workload(NamedTuple):
     scaling: str | None
     """`unit` for Unit Scaling, by which weights and activations have factors."""
     mask_probabilities: tuple[float, float] | None
-
-    @property
-    def optimizer_kind(self) -> OptimizerKind:
-        """Return what is known of the optimizer."""
-        return OPTIMIZERS[self.optimizer.name]
 
     @property
     def shape(self) -> BatchShape:

@@ -18,7 +18,6 @@ from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.io.manifest import package_versions
 from bert_cli.files import JSONObject, is_stdout
-from bert_cli.parallel.group import ProcessGroup
 from bert_cli.planning.flops import model_flops, shape_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.finetune import squad
@@ -90,15 +89,6 @@ class Timer:
 
         return record
 
-    def complete_steps(self, group: ProcessGroup) -> list[Step]:
-        """Return the steps with the sums of all processes."""
-        # Examples and tokens are sums over all processes already.
-        totals = group.all_reduce([[step["positions"], step["flops"]] for step in self.steps])
-        return [
-            {**step, "positions": float(positions), "flops": float(flops)}
-            for step, (positions, flops) in zip(self.steps, totals, strict=True)
-        ]
-
 
 def measure(settings: BenchRunSettings) -> JSONObject | None:
     """Measure a run and return its metrics; None on ranks above 0. Raises SystemExit on a request to stop."""
@@ -116,9 +106,14 @@ def measure(settings: BenchRunSettings) -> JSONObject | None:
             print_line("bench: stopped before its last step; nothing was measured")
             raise SystemExit(130)
         group = run.engine.group
+        # Examples and tokens are sums over all processes already.
+        for name in ("positions", "flops"):
+            totals = group.all_reduce([step[name] for step in timer.steps])
+            for step, total in zip(timer.steps, totals, strict=True):
+                step[name] = float(total)
         peak = _device_memory(job)[1]
         metrics = {
-            **summarize(timer.complete_steps(group), warmup),
+            **summarize(timer.steps, warmup),
             "peak_memory_bytes": int(max(group.all_gather(peak))),
             # Clamped at zero: Linux updates the current and the peak size at different times.
             "memory_growth_bytes": int(max(0, *group.all_gather(peak - bytes_before))),

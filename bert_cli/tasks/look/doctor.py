@@ -2,6 +2,7 @@
 
 import os
 
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import DoctorRunSettings, DoctorSettings
 from bert_cli.errors import DeviceError
 from bert_cli.files import is_stdout, output_json
@@ -30,11 +31,13 @@ def examine(settings: DoctorSettings | DoctorRunSettings, report: Report) -> Rep
     """Run all checks in order; a check that needs the result of a failed check is left out."""
     machine.check_machine(report, os.environ)
     try:
-        from bert_cli.tasks.look.examine import check_with_engine
+        from bert_cli.tasks.look.examine import check_devices, check_run
     except ImportError as error:  # of the engine's framework
         problem = f"import failed: {type(error).__name__}: {error}".splitlines()[0]
         remedy = "install the tool in a new environment"
         report.error(settings.engine, DeviceError(settings.engine, problem, remedy))
-    else:
-        check_with_engine(settings, report)
+        return report
+    devices = check_devices(report, settings)
+    if devices is not None and isinstance(settings, PretrainSettings):
+        check_run(report, settings, devices)
     return report

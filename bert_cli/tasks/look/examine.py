@@ -34,13 +34,6 @@ TEMPORARY_FILE_SYSTEMS = {
 }
 
 
-def check_with_engine(settings: DoctorSettings | DoctorRunSettings, report: Report) -> None:
-    """Check the devices of the engine, and the run if the settings have one."""
-    devices = check_devices(report, settings)
-    if devices is not None and isinstance(settings, PretrainSettings):
-        check_run(report, settings, devices)
-
-
 def check_devices(report: Report, settings: DoctorSettings | DoctorRunSettings) -> Devices | None:
     """Find the devices of this machine; return None if it lacks a device that is required."""
     engine = settings.engine

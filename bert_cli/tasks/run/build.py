@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 
+from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.model import scaling
 from bert_cli.model.bert import Outputs, each_block
 from bert_cli.model.fused import NEVER, WORTH_COMPILING
@@ -67,7 +68,7 @@ def optimizer_for(
 ) -> Optimizer:
     """Return the optimizer of the weights with these names; stochastic rounding draws the bits."""
     options = work.optimizer
-    kind = work.optimizer_kind
+    kind = OPTIMIZERS[options.name]
     rules = weight_rules(
         names,
         kind,

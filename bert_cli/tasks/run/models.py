@@ -127,12 +127,6 @@ class Source:
         """Return the name of the model's class in transformers."""
         return str(self.described["architectures"][0])
 
-    @property
-    def is_as_stored(self) -> bool:
-        """Return whether the file of the weights has them as `tensors` returns them, so that it can be copied."""
-        is_renamed = self.stored.get("model_type") in published.TYPES
-        return self.weights.name == checkpoint.MODEL and self.temperature == 1.0 and not is_renamed
-
     def read_weights(self) -> Tensors:
         """Return the weights of the files, by Hugging Face's names for a BERT."""
         return published.bert_tensors(read_weights(self.weights), self.stored)

@@ -30,7 +30,7 @@ from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import POOL
 from bert_cli.facts.modernbert import MAX_SCORED, QUERIES
 from bert_cli.files import atomic_folder, check_new_folder
-from bert_cli.model import hf
+from bert_cli.model import hf, published
 from bert_cli.model.bert import named_weights
 from bert_cli.processes import print_line
 from bert_cli.tasks.run import models, opened
@@ -301,7 +301,8 @@ def _write_hf_files(model: opened.Opened, folder: Path) -> Any:
 
     source = model.source
     weights = folder / checkpoint.MODEL
-    if source.is_as_stored:
+    is_renamed = source.stored.get("model_type") in published.TYPES
+    if source.weights.name == checkpoint.MODEL and source.temperature == 1.0 and not is_renamed:
         shutil.copyfile(source.weights, weights)
     else:
         checkpoint.write_tensors(weights, source.tensors())

@@ -41,31 +41,23 @@ def write_card(
 
 
 def training_sections(source: Path) -> list[str]:
-    """Return the sections on the training of a model's folder, from its state or from its older card."""
-    if (source / STATE).is_file():
-        state = read_json(source / STATE, JSONObject, CheckpointError, "copy it again")
-        if "fixed" not in state:
-            return []
-        try:
-            return _of_training(source, state)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            problem = f"has settings of other types ({error})"
-            raise CheckpointError(str(source / STATE), problem, "copy it again") from error
-    if (source / card.CARD).is_file():
-        older = (source / card.CARD).read_text(encoding="utf-8").partition(card.TRAINING)
-        return [older[1] + older[2]]
-    return []
+    """Return the sections on the training of a model's folder, from its state or from its older card.
 
-
-def _of_training(checkpoint: Path, state: JSONObject) -> list[str]:
-    """Return the sections on a checkpoint's training and, if its run's folder has scores, on the scores."""
-    run = history.Run(checkpoint.parent)
+    They have the scores of a checkpoint whose run's folder has some.
+    """
+    text = (source / card.CARD).read_text("utf-8") if (source / card.CARD).is_file() else ""
+    if not (source / STATE).is_file():
+        _, title, older = text.partition(card.TRAINING)
+        return [title + older] if text else []
+    state = read_json(source / STATE, JSONObject, CheckpointError, "copy it again")
+    if "fixed" not in state:
+        return []
+    run = history.Run(source.parent)
     scores = {name: f"{score:.4f}" for name, score in run.intervals.items()}
-    if best_checkpoint(run.folder) != checkpoint or not scores:
+    if best_checkpoint(run.folder) != source or not scores:
         held_out = history.held_out(run.steps.get(state["step"], {}))
         scores = {name: f"{value:.4f}" for name, value in held_out.items()}
     scored = [card.table("## Scores on held-out examples\n", scores)] if scores else []
-    text = (checkpoint / card.CARD).read_text("utf-8") if (checkpoint / card.CARD).is_file() else ""
-    compared = text.partition(card.BASELINES)
-    decided = card.decision_section(read_decision(checkpoint).model_dump(exclude={"temperature"}))
-    return [card.training_section(state), decided, compared[1] + compared[2], *scored]
+    _, title, compared = text.partition(card.BASELINES)
+    decided = card.decision_section(read_decision(source).model_dump(exclude={"temperature"}))
+    return [card.training_section(state), decided, title + compared, *scored]

@@ -172,7 +172,16 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
         return
     if settings.text_column is not None:
         raise ConfigError("text_column", f"has no effect on the lines of {where}", "leave it out")
-    lines = _standard_input(kind) if path is None else tables.read_lines(path)
+    if path is not None:
+        lines = tables.read_lines(path)
+    elif sys.stdin is None or sys.stdin.isatty():
+        what = "a TEXT after MODEL"
+        if "text" not in kind.FIELDS:
+            what = " and ".join(f"--{name}" for name in kind.FIELDS)
+        remedy = f"pass {what}, --input FILE, or texts on standard input"
+        raise ConfigError("text", "is missing", remedy)
+    else:
+        lines = tables.lines_of(tables.decoded(sys.stdin.buffer.read(), where))
     if "text" not in kind.FIELDS:
         rows = json_rows(lines, where)
         yield from (input_of(row, line, kind, task) for line, row in rows)
@@ -228,16 +237,6 @@ def warn_of_single_texts(source: models.Source, task: str, inputs: Sequence[Inpu
             f"warning: {source.folder} was trained on pairs of texts, but {count(alone, 'input')} of "
             f"{len(inputs):,} have no second text; pass --second, or 'second' in JSON lines"
         )
-
-
-def _standard_input(kind: type[Predictor]) -> list[str]:
-    if sys.stdin is None or sys.stdin.isatty():
-        what = "a TEXT after MODEL"
-        if "text" not in kind.FIELDS:
-            what = " and ".join(f"--{name}" for name in kind.FIELDS)
-        remedy = f"pass {what}, --input FILE, or texts on standard input"
-        raise ConfigError("text", "is missing", remedy)
-    return tables.lines_of(tables.decoded(sys.stdin.buffer.read(), "standard input"))
 
 
 def input_of(row: Mapping[str, Any], where: str, kind: type[Predictor], task: str) -> Input:
