@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bert_cli.errors import BertError, DataError, printable
+from bert_cli.errors import UNPRINTABLE, BertError, DataError, printable
 
 if TYPE_CHECKING:  # slow imports, which `bert --help` does not need
     from multiprocessing.connection import Connection
@@ -184,13 +184,20 @@ def set_result(is_result: bool) -> None:
 
 
 def print_line(text: str) -> None:
-    """Print to standard output, which is a log or the result of the command."""
-    print(text, flush=True)
+    """Print to standard output, which is a log or the result of the command; control characters are escaped."""
+    print(_lines_of(text), flush=True)
 
 
 def print_error(text: str) -> None:
-    """Print to standard error, a log."""
-    print(text, file=sys.stderr, flush=True)
+    """Print to standard error, a log; control characters are escaped."""
+    print(_lines_of(text), file=sys.stderr, flush=True)
+
+
+def _lines_of(text: str) -> str:
+    """Return lines without what controls a terminal, also in a name or a label; JSON stays the same JSON."""
+    return UNPRINTABLE.sub(
+        lambda match: match[0] if match[0] in "\n\t" else f"\\u{ord(match[0]):04x}", text
+    )
 
 
 def note(text: str) -> None:
