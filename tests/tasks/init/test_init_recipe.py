@@ -4,16 +4,20 @@ import itertools
 import json
 import math
 import re
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.settings import merged
 
+from bert_cli.config.init import InitSettings
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.tasks.init.recipe import TABLE, Machine, Start, TextFacts, choose
-from bert_cli.tasks.init.run import commands
+from bert_cli.tasks.init.run import commands, search_commands
+from bert_cli.tasks.init.text import mask_word
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "init-rules.md"
@@ -186,3 +190,24 @@ def test_every_command_that_reads_words_has_the_case_of_the_model(is_cased):
     words = [line for line in lines if " vocab " in line or " tokenize " in line]
     assert len(words) == 3 and all((" --cased" in line) == is_cased for line in words)
     assert "--extend bert-base --size +1000" in words[0]
+
+
+@pytest.mark.parametrize("goal", ["fill-mask", "labels", "search"])
+def test_the_shell_reads_the_printed_commands_as_they_are_meant(goal):
+    """A folder, a model and a sentence with all that a shell interprets."""
+    odd = """it's a "$(id)" \\ `id` & more; * #1"""
+    if goal == "search":
+        values = {"input": odd, "out": odd, "from": odd, "for": goal, "text_field": odd}
+        lines = search_commands(InitSettings.model_validate(values), [odd], is_plain=True)
+        expected = {odd: 4, f"{odd}/search.index": 2}
+    else:
+        start = Start(odd, BertConfig(), odd)
+        chosen = replace(pick(start=start, pieces_per_word=1.9), out=Path(odd))
+        lines = commands(chosen, goal, "en", odd)
+        expected = {odd: 2, f"{odd}/pretrain.json": 2, f"{odd}/records/train": 1}
+        expected |= {mask_word(odd): 1} if goal == "fill-mask" else {f"{odd}/classifier": 1}
+    shell = """bert() { printf '%s\\0' "$@"; }\n"""
+    words = ["bash", "-euo", "pipefail", "-c", shell + "\n".join(lines)]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split("\0")
+    assert {word: printed.count(word) for word in expected} == expected
+    assert all(word.startswith(odd) for word in printed if "it's" in word and "[MASK]" not in word)

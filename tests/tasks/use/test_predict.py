@@ -17,6 +17,7 @@ from scipy.special import softmax
 from support.hf_models import BIO, CLASSIFIER, MODELS, PIECES, ids_of
 from support.hf_models import one_in_torch as in_torch
 from support.terminal import Terminal
+from support.vectors import write_pooling
 
 import bert_cli
 from bert_cli.cli import main
@@ -306,6 +307,48 @@ def test_questions_are_read_in_the_windows_of_the_run(models, capsys, tmp_path):
     (run / "settings.json").write_text('{"doc_stride": "x"}')
     with pytest.raises(DataError, match=r"settings.json \(doc_stride\)"):
         predict(capsys, step, *question)
+
+
+LONG = "the cats sat on the mat . we like to eat in paris ." * 4
+ASKED = ["--question", "Where do we eat?", "--context", LONG]
+RUN = {"max_seq_length": 24, "doc_stride": 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "setting", "value"),
+    [
+        ("question", ASKED, "max_seq_length", 20),
+        ("question", ASKED, "doc_stride", 9),
+        ("text", [LONG], "max_seq_length", 16),
+        ("text", [LONG], "doc_stride", 9),
+        ("token", [LONG], "max_seq_length", 16),
+        ("bare", [LONG, "--task", "embed"], "max_seq_length", 16),
+        ("bare", [LONG, "--task", "embed"], "pooling", "cls"),
+        ("text", ["--input", "rows.csv"], "text_column", ["reply"]),
+    ],
+)
+def test_a_setting_that_is_passed_wins_over_that_of_the_models_run(
+    name, words, setting, value, models, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    as_file(tmp_path, "rows.csv", "review,reply", "the cat,a dog sat", "paris,france")
+    answers = []
+    for number, (changes, flags) in enumerate(
+        (
+            ({}, []),
+            ({setting: value}, []),
+            ({}, [f"--{setting.replace('_', '-')}", *np.ravel(value)]),
+        )
+    ):
+        settings = {**RUN, "text_column": ["review"], "pooling": "mean", **changes}
+        run = of_run(models[name], tmp_path / f"run{number}", **settings)
+        state = {"format": 1, "crc32c": {}, "settings": settings}
+        (run / "state.json").write_text(json.dumps(state))
+        if name == "bare":
+            write_pooling(run, settings["pooling"], longest=settings["max_seq_length"])
+        answers.append(predict(capsys, run, *words, *flags))
+    of_the_run, of_another_run, by_flag = answers
+    assert by_flag == of_another_run != of_the_run
 
 
 def test_the_threshold_decides_when_there_is_no_answer(models, capsys, tmp_path):
