@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bert_cli.data.io.arrays import read_arrays, write_arrays
-from bert_cli.files import write_atomically, write_json_atomically
+from bert_cli.files import with_checksum, write_atomically, write_json_atomically
 from bert_cli.statistics import Examples, Sample, Score
 from bert_cli.train.checkpoint import SCORES
 
@@ -24,7 +24,8 @@ def write(
     # JSON has no NaN or infinity, as of a run whose loss is not finite.
     values = {n: score.value if math.isfinite(score.value) else None for n, score in scores.items()}
     bounds = {name: score.bounds for name, score in scores.items()}
-    write_json_atomically(folder / SCORES, {**values, **counts, INTERVALS: bounds})
+    record = with_checksum({**values, **counts, INTERVALS: bounds})
+    write_json_atomically(folder / SCORES, record)
     arrays: dict[str, Any] = {}
     for name, (rule, columns, (groups, digest, size)) in samples.items():
         arrays |= {f"{name}/columns": columns, f"{name}/groups": groups}

@@ -352,7 +352,7 @@ def _report(order: FinetuneSettings, task: Task, scored: Sequence[Trained], rank
             each = ", ".join(f"{value:.4f}" for value in values)
             print_line(f"  {name}: {score:.4f} +- {deviation:.4f}  ({each}); n {score.n:,}")
         if rank == 0:
-            write_json_atomically(order.save_ckpt_path / checkpoint.SCORES, spread)
+            write_json_atomically(order.save_ckpt_path / checkpoint.SCORES, with_checksum(spread))
         print_line(json.dumps(spread))
     if warning:
         print_error(warning)

@@ -146,7 +146,11 @@ def test_the_list_has_losses_and_bits_per_byte_of_finite_scores_with_intervals(
     cells = re.findall(r"([a-z][a-z ]+) 0\.3750 \[", out)
     assert cells == ["mlm", "bits per byte"]
     assert "; n 2  killed" in out
-    assert 'b_loss": null' in (tmp_path / "run" / "scores.json").read_text()
+    written = (tmp_path / "run" / "scores.json").read_text()
+    assert 'b_loss": null' in written
+    (tmp_path / "run" / "scores.json").write_text(written.replace("0.375", "0.875"))
+    _, out, err = bert("runs", tmp_path)
+    assert "scores.json: has changed since it was saved" in out + err and "0.8750" not in out
 
 
 def test_two_runs_on_the_same_examples_are_compared_by_the_interval_of_the_difference(
