@@ -1,4 +1,4 @@
-"""Predictions without TensorFlow: BERT in NumPy for a few texts, and an ONNX graph beside the model."""
+"""Predictions without TensorFlow: BERT in NumPy, and an ONNX graph beside the model."""
 
 import json
 import shutil
@@ -51,6 +51,29 @@ def test_numpy_answers_as_tensorflow_does(name, folders, capsys):
         assert ("by tensorflow on one CPU, float32" if more else "by NumPy;") in err
         answers.append(json.loads(out))
     assert answers[0] == words_of(answers[1])
+
+
+@pytest.mark.parametrize("name", ["masked", "text"])
+def test_numpy_answers_texts_of_several_threads_in_their_order(name, folders, tmp_path, capsys):
+    lines = [f"{TEXT} {'a dog ' * (7 * n % 11)}" for n in range(2 * runtimes.AT_ONCE + 1)]
+    (tmp_path / "texts").write_text("\n".join(lines))
+    words = ["predict", str(folders[name]), "--input", str(tmp_path / "texts")]
+    answers = []
+    for more in ([], ["--engine", "tensorflow"]):
+        assert main([*words, *more]) == 0
+        out, err = capsys.readouterr()
+        assert more or "by NumPy; 9 inputs" in err
+        answers.append([json.loads(line) for line in out.splitlines()])
+    assert answers[0] == words_of(answers[1])
+
+
+def test_many_texts_are_left_to_an_engine_where_there_is_a_gpu(folders, monkeypatch):
+    source = sources.find_source(str(folders["bare"]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert runtimes.open_light(source, "embed", runtimes.FEW).runtime == "NumPy"
+    assert runtimes.open_light(source, "embed", runtimes.FEW + 1) is None
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    assert runtimes.open_light(source, "embed", None).runtime == "NumPy"
 
 
 def test_texts_of_different_lengths_have_the_vectors_that_each_has_alone(folders):
