@@ -41,6 +41,7 @@ POOLED_CHARACTERS = 1 << 13
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOST_ENTRIES = 200  # lines of front matter
 ENTRY = re.compile(r"\s|#|- |[\[\]{}]|[\w.\"'-]+ *[:=]")
+HEADING = re.compile(r"^#{1,6} ")  # its mark
 TITLE = "title"  # the column or the field of titles
 FIELD_REMEDY = "pass the field with the text as --text-field"
 
@@ -139,8 +140,13 @@ def clean(line: str) -> str:
 def sentence_blocks(part: files.Part) -> Iterator[str]:
     """Yield text of one sentence per line in blocks of complete lines, without the end of the last line.
 
-    Raises DataError with the line that is not UTF-8.
+    A document has one paragraph per line. Raises DataError with the line that is not UTF-8.
     """
+    if part.format in files.DOCUMENTS:
+        reading = files.Reading(line_breaks="auto")
+        lines = marked_lines(recognise_lines([part], reading)[0], reading)
+        yield "\n".join(HEADING.sub("", line) for kind, line in lines if kind == "body")
+        return
     with files.report_damage(part), files.open_part(part) as file:
         offset = part.start
         if offset:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from bert_cli.data.io.documents import recognise_lines
-from bert_cli.data.io.files import Format, Part, Reading, is_document, recognise
+from bert_cli.data.io.files import DOCUMENTS, Format, Part, Reading, is_document, recognise
 from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import in_order
@@ -35,22 +35,6 @@ class Sentences(NamedTuple):
     """For the manifest."""
     documents: dict[Path, int]
     """The number of documents of each file, where the step that made it says it."""
-
-
-def open_sentences(source: Path, out: Path) -> Sentences:
-    """Find the files of sentences of an input. Raises DataError like `open_text`, and for a file of another format."""
-    manifest = read_manifest(source)
-    refuse_output_inside(source, out, manifest)
-    # What `bert preprocess` wrote may begin like JSON.
-    kind = "plain" if manifest.get("step") == "preprocess" else "auto"
-    parts, notes = recognise_all(source, Reading(kind), manifest)
-    for part in parts:
-        if (kind := part.compression or part.format) != "plain":
-            problem = f"is {kind}, not plain text with one sentence on each line"
-            raise DataError(str(part.path), problem, "run `bert preprocess` on it first")
-    shards = manifest.get("shards", [])
-    documents = {source / shard["output"]: shard.get("documents", 0) for shard in shards}
-    return Sentences(parts, notes, documents)
 
 
 class LeftOut:
@@ -80,6 +64,27 @@ class LeftOut:
             more = f"\n  and {len(errors) - NAMED:,} more" if errors[NAMED:] else ""
             what = f"{count(len(errors), 'file')} that cannot be read as text"
             print_error(f"{self._command}: warning: left out {what}:{shown}{more}")
+
+
+def open_sentences(source: Path, out: Path, left_out: LeftOut | None = None) -> Sentences:
+    """Find the files of sentences of an input, with `left_out` also documents.
+
+    Raises DataError like `open_text`, and for a file of another format.
+    """
+    manifest = read_manifest(source)
+    refuse_output_inside(source, out, manifest)
+    # What `bert preprocess` wrote may begin like JSON.
+    kind = "plain" if manifest.get("step") == "preprocess" else "auto"
+    parts, notes = recognise_all(source, Reading(kind), manifest, left_out)
+    for part in parts:
+        if left_out and part.format in DOCUMENTS:
+            continue
+        if (kind := part.compression or part.format) != "plain":
+            problem = f"is {kind}, not plain text with one sentence on each line"
+            raise DataError(str(part.path), problem, "run `bert preprocess` on it first")
+    shards = manifest.get("shards", [])
+    documents = {source / shard["output"]: shard.get("documents", 0) for shard in shards}
+    return Sentences(parts, notes, documents)
 
 
 def open_text(

@@ -30,7 +30,7 @@ CREATE TABLE files(id INTEGER PRIMARY KEY, path TEXT UNIQUE, name TEXT, mark TEX
 CREATE TABLE documents(id INTEGER PRIMARY KEY, file INTEGER REFERENCES files {GONE}, number INTEGER, title TEXT);
 CREATE TABLE passages(
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- no number is used again
-    document INTEGER REFERENCES documents {GONE}, page INTEGER, start INTEGER, stop INTEGER,
+    document INTEGER REFERENCES documents {GONE}, pages TEXT, start INTEGER, stop INTEGER,
     title TEXT, text TEXT, hash INTEGER);
 CREATE TABLE vectors(id INTEGER PRIMARY KEY, hash INTEGER UNIQUE, value BLOB);  -- of equal texts once
 CREATE VIEW folded AS SELECT id, indexed(title) AS title, indexed(text) AS text FROM passages;
@@ -41,7 +41,7 @@ CREATE TRIGGER forget AFTER DELETE ON passages BEGIN INSERT INTO words(words, ro
 CREATE INDEX documents_of_files ON documents(file);
 CREATE INDEX passages_of_documents ON passages(document);
 CREATE INDEX passages_of_texts ON passages(hash);
-CREATE VIEW places AS SELECT passages.id, document, documents.title, path, name, page, start, stop, text, hash,
+CREATE VIEW places AS SELECT passages.id, document, documents.title, path, name, pages, start, stop, text, hash,
     CASE WHEN number = 1 AND documents.id = (SELECT max(id) FROM documents AS d WHERE d.file = files.id)
     THEN '' ELSE ':' || number END AS suffix
     FROM passages JOIN documents ON documents.id = document JOIN files ON files.id = file;

@@ -28,7 +28,7 @@ from bert_cli.data.search.database import (
     report_damage,
 )
 from bert_cli.data.search.ngrams import ngram_scores
-from bert_cli.data.search.passages import Document, Passage, page_of
+from bert_cli.data.search.passages import Document, Passage, page_of, pages_of
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import hold_lock
 
@@ -71,7 +71,7 @@ class Hit(NamedTuple):
     passage: int
     """Number of the passage in the index, of which `document` returns the rest."""
     page: int | None = None
-    """Page of the file on which the passage begins, where the file has pages."""
+    """Page with the most words of the question, or on which the passage begins; None for files without pages."""
 
 
 class Index:
@@ -222,10 +222,18 @@ class Index:
         owner = self._add("documents(file, number, title)", file, document.number, document.title)
         title = document.title if document.is_named else ""
         for passage in passages:
-            page = page_of(document, passage)
+            pages = pages_of(document, passage)
             text = passage.text
-            row = (owner, page, passage.start, passage.stop, title, text, hash_of(text))
-            key = self._add("passages(document, page, start, stop, title, text, hash)", *row)
+            row = (
+                owner,
+                pages and json.dumps(pages),
+                passage.start,
+                passage.stop,
+                title,
+                text,
+                hash_of(text),
+            )
+            key = self._add("passages(document, pages, start, stop, title, text, hash)", *row)
             self._add("words(rowid, title, text)", key, words.indexed(title), words.indexed(text))
 
     def _add(self, columns: str, *row: object) -> int:
@@ -365,11 +373,12 @@ class Index:
         return self._vectors
 
     def _hit(self, number: np.int64, score: float, terms: Sequence[str]) -> Hit:
-        columns = "text, title, name || suffix, path || suffix, start, stop, page"
+        columns = "text, title, name || suffix, path || suffix, start, stop, pages"
         query = f"SELECT {columns} FROM places WHERE id = ?"
         row = self.table.execute(query, [int(number)]).fetchone()
-        text, title, document, file, start, stop, page = row
+        text, title, document, file, start, stop, pages = row
         spans = words.spans(text, terms)
+        page = page_of(json.loads(pages), spans) if pages else None
         return Hit(text, title, document, score, file, start, stop, spans, int(number), page)
 
     def document(self, passage: int, around: int = AROUND) -> list[Hit]:

@@ -11,7 +11,7 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from bert_cli.data.io import files
-from bert_cli.data.io.documents import marked_lines
+from bert_cli.data.io.documents import HEADING, marked_lines
 from bert_cli.data.io.wrapping import GAP
 
 Split = Callable[[str], list[str]]
@@ -27,7 +27,6 @@ TITLE_SHOWN = 80  # characters
 LONGEST_HEADING = 80  # characters
 MOST_HEADINGS = 2  # in a row; more are a list or verse
 FINAL = re.compile(r"[.!?;,…。！？；，][\"'”’»」』)\]*_]*$")
-MARKUP = re.compile(r"#{1,6} ")
 TITLE_LINES = 20  # at the beginning of a document
 NAMED_TITLE = re.compile(r"(?:#\+title:|\\title\{)\s*(.*?)\}?\s*", re.IGNORECASE)
 # Lines for programs in Org, TeX, reST, roff and scripts; then comments, images and badges.
@@ -91,9 +90,19 @@ def documents_of(part: files.Part, reading: files.Reading) -> Iterator[Document]
             size += len(line) + 1
 
 
-def page_of(document: Document, passage: Passage) -> int | None:
-    """Return the page on which a passage begins, None for a document without pages."""
-    return None if document.pages is None else 1 + bisect_right(document.pages, passage.start)
+def pages_of(document: Document, passage: Passage) -> list[int] | None:
+    """Return the page on which a passage begins, and its characters that begin others; None without pages."""
+    if document.pages is None:
+        return None
+    first, last = (bisect_right(document.pages, end) for end in (passage.start, passage.stop - 1))
+    return [1 + first, *(start - passage.start for start in document.pages[first:last])]
+
+
+def page_of(pages: Sequence[int], spans: Sequence[tuple[int, int]]) -> int:
+    """Return the page of `pages_of` that has the most of some spans of a passage, or on which it begins."""
+    first, *starts = pages
+    counts = Counter(bisect_right(starts, start) for start, _ in spans)
+    return first + max(counts, key=lambda page: counts[page], default=0)
 
 
 def _title_of(lines: Sequence[str]) -> str:
@@ -101,7 +110,7 @@ def _title_of(lines: Sequence[str]) -> str:
 
     Of a running head it is the first part: MOUNT(8), where the first heading of each manual is NAME.
     """
-    title = " ".join(MARKUP.sub("", _first_line(lines)).split())
+    title = " ".join(HEADING.sub("", _first_line(lines)).split())
     return f"{title[: TITLE_SHOWN - 1]}…" if len(title) > TITLE_SHOWN else title
 
 
@@ -136,7 +145,7 @@ def headings_of(lines: Sequence[str]) -> set[int]:
     numbers: set[int] = set()
     row: list[int] = []
     for number, line in enumerate(lines):
-        if MARKUP.match(line) and len(line) <= LONGEST_HEADING:
+        if HEADING.match(line) and len(line) <= LONGEST_HEADING:
             numbers.add(number)
         elif len(line) <= LONGEST_HEADING and not FINAL.search(line):
             row.append(number)

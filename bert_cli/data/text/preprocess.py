@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io import files
-from bert_cli.data.io.documents import Kind, marked_lines
+from bert_cli.data.io.documents import HEADING, Kind, marked_lines
 from bert_cli.data.io.inputs import LeftOut, find_root, open_text
 from bert_cli.data.io.manifest import Shard, Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
@@ -246,8 +246,9 @@ def _all_lines(
     parts: Sequence[files.Part], reading: files.Reading
 ) -> Iterator[tuple[Path, Kind, str]]:
     for part in parts:
+        is_document = part.format in files.DOCUMENTS
         for kind, line in marked_lines(part, reading):
-            yield part.path, kind, line
+            yield part.path, kind, HEADING.sub("", line) if is_document else line
 
 
 def language_code(language: str) -> str:

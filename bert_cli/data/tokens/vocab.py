@@ -20,7 +20,7 @@ import numpy as np
 from bert_cli.config.data import VocabSettings
 from bert_cli.data.io.documents import sentence_blocks
 from bert_cli.data.io.files import Part, shard_of
-from bert_cli.data.io.inputs import open_sentences
+from bert_cli.data.io.inputs import LeftOut, open_sentences
 from bert_cli.data.io.manifest import Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.tokens import hub, tokenizer
@@ -148,7 +148,8 @@ def run(settings: VocabSettings) -> None:
     normalization = _normalization(settings, base)
     values = recorded(settings) | normalization.changes()
     values |= {"extends": base.sha256} if base else {}
-    text = open_sentences(settings.input, settings.out)
+    left_out = LeftOut("vocab", [settings.input], strict=False)
+    text = open_sentences(settings.input, settings.out, left_out)
     step = Step("vocab", settings.out, values, ["tokenizers"], counted="sentences")
     shard = shard_of(Path(tokenizer.VOCAB_FILE), text.parts)
     make = partial(convert, settings=settings, normalization=normalization, base=base)

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from itertools import chain
 
 import pytest
 from support.made_documents import (
@@ -15,9 +16,10 @@ from support.made_documents import (
     paragraph,
 )
 
+from bert_cli.cli import main
 from bert_cli.data.io import conversion, files, inputs
 from bert_cli.data.io.documents import marked_lines, recognise_lines
-from bert_cli.data.search.passages import documents_of, page_of, passages_of
+from bert_cli.data.search.passages import documents_of, page_of, pages_of, passages_of
 from bert_cli.errors import DataError
 
 pytest.importorskip("pypdfium2")
@@ -73,9 +75,12 @@ def test_a_pdf_is_joined_lines_without_running_heads_that_know_their_pages(tmp_p
     shown = "\n".join(document.lines)
     for page, word in ((1, "cakword"), (2, "ecmword"), (3, "hdkword")):
         start = shown.index(word)
-        around = passages[0]._replace(start=start)
-        assert page_of(document, around) == page, word
-    assert {page_of(document, passage) for passage in passages} <= {1, 2, 3}
+        alone = passages[0]._replace(start=start, stop=start + len(word))
+        assert pages_of(document, alone) == [page], word
+    whole = passages[0]._replace(start=0, stop=len(shown))
+    assert pages_of(document, whole) == [1, *document.pages]
+    assert page_of([1, *document.pages], [(shown.index("ecmword"), 0)]) == 2
+    assert page_of([1, *document.pages], []) == 1
 
 
 def test_ligatures_of_old_fonts_of_tex_are_letters(tmp_path):
@@ -87,12 +92,14 @@ def test_ligatures_of_old_fonts_of_tex_are_letters(tmp_path):
 
 
 def test_empty_pages_count_and_two_columns_are_read_one_after_the_other(tmp_path):
-    left = [(row, (60, f"left {row}")) for row in range(20)]
-    right = [(row, (320, f"right {row}")) for row in range(20)]
-    path = tmp_path / "two.pdf"
-    _, text = read(path, made_pdf([[], [*left, *right]]))
-    joined = " ".join(text)
-    assert joined.index("left 19") < joined.index("right 0")
+    left = [(row, (60, f"left {row} is a line of a column")) for row in range(20)]
+    right = [(row, (320, f"right {row} is a line of a column")) for row in range(20)]
+    path = tmp_path / "rows.pdf"
+    for order in (chain.from_iterable(zip(left, right, strict=True)), [*left, *right]):
+        path = tmp_path / f"{path.stem}s.pdf"
+        _, text = read(path, made_pdf([[], [*order]]))
+        joined = " ".join(text)
+        assert joined.index("left 19") < joined.index("right 0")
     (part,) = recognise_lines([files.recognise(path, READING)], READING)
     (document,) = documents_of(part, READING)
     assert document.pages == [0]
@@ -251,3 +258,17 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_strict_stops(tmp_path, caps
     strict = inputs.LeftOut("preprocess", [folder], strict=True)
     with pytest.raises(DataError, match=r"b\.pdf"):
         inputs.open_text(folder, tmp_path / "out", READING, (), strict)
+
+
+def test_steps_read_documents_as_sentences_without_marks_of_headings(tmp_path):
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    (folder / "a.html").write_text(PAGE)
+    (folder / "b.html").write_bytes(b"<!DOCTYPE html>")
+    out = str(tmp_path / "out")
+    assert main(["preprocess", str(folder), out, "--processes", "1"]) == 0
+    text = (tmp_path / "out/text_00000.txt").read_text()
+    assert text.startswith("Sails\nA big sail & a rope.\n")
+    assert main(["preprocess", str(folder), f"{out}2", "--strict"]) == 3
+    assert main(["vocab", str(folder), f"{out}3", "--size", "100"]) == 0
+    assert "##" in (tmp_path / "out3/vocab.txt").read_text()

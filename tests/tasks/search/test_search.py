@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from sklearn.metrics import ndcg_score
+from support.made_documents import lines, made_pdf
 from support.processes import wait_for
 from support.runs import last_line
 from support.terminal import Terminal
@@ -390,6 +391,20 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, capsys):
     assert main(["search", "make", "index", "manuals"]) == 0 and content("index") == before
     assert main(["search", "make", "other.index", "manuals/hull.png"]) == 3
     assert "hull.png: is a picture" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_answer_of_a_pdf_names_its_page(manuals, capsys):
+    pages = [lines("Sails", "A sail needs wind."), lines("Masts", "A mast of spruce is light.")]
+    (manuals / "boats.pdf").write_bytes(made_pdf(pages))
+    assert main(["search", "make", "index", "manuals"]) == 0
+    assert main(["search", "ask", "index", "mast of spruce", "--top", "1"]) == 0
+    assert "(manuals/boats.pdf, page 2)" in capsys.readouterr().out
+    assert main(["search", "ask", "index", "mount", "--top", "1", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["page"] is None
+    assert main(["search", "make", "index", "manuals", "--strict"]) == 0
+    (manuals / "scan.pdf").write_bytes(made_pdf([[]]))
+    assert main(["search", "make", "index", "manuals", "--strict"]) == 3
+    assert "scan.pdf: is a PDF that has no text" in capsys.readouterr().err
 
 
 def test_a_question_may_begin_with_dashes(manuals, capsys):
