@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_cli.arrays import Array
-from bert_cli.errors import CheckpointError
 from bert_cli.files import JSONObject
 
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -75,7 +74,7 @@ TYPES = {
 """model_type of transformers -> its record."""
 
 
-def bert_config(described: JSONObject, where: str) -> JSONObject:
+def bert_config(described: JSONObject) -> JSONObject:
     """Return the config.json of the BERT that a model is; of an architecture of this tool, the same one."""
     record = TYPES.get(str(described.get("model_type")))
     if record is None:
@@ -87,11 +86,7 @@ def bert_config(described: JSONObject, where: str) -> JSONObject:
     if not record.has_segments:
         config["type_vocab_size"] = 2
     if record.skips_padding:
-        rows = described.get("max_position_embeddings")
-        if type(rows) is not int or rows <= _unread_rows(described):
-            where = f"{where} (max_position_embeddings {rows!r})"
-            problem = "leaves no position after the padding's"
-            raise CheckpointError(where, problem, "copy config.json from the model again")
+        rows = described.get("max_position_embeddings", 0)
         config["max_position_embeddings"] = rows - _unread_rows(described)
     return config
 

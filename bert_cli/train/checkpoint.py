@@ -236,8 +236,7 @@ def save(
         return path  # resumed and stopped again before a step
     values = {**state.weights, **state.slots}
     for name, value in values.items():
-        is_square = name in state.slots and _is_square(name)
-        if fault := find_fault(value, is_square=is_square):
+        if fault := find_fault(value, name=name):
             raise DeviceError(
                 f"step {state.step}: {name}",
                 f"{fault}, so it is not saved, and older checkpoints are kept",
@@ -296,7 +295,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
     path.chmod(mode)  # safetensors lets only the owner read its files
 
 
-def find_fault(value: Array, dtype: str = "", *, is_square: bool = False) -> str:
+def find_fault(value: Array, dtype: str = "", name: str = "") -> str:
     """Return why a value is not a valid weight or slot of `dtype` (by default any real dtype), "" if it is valid."""
     if value.dtype != dtype if dtype else value.dtype.kind in "biuc":
         return f"is {value.dtype}, not {dtype or 'real numbers'}"
@@ -305,7 +304,7 @@ def find_fault(value: Array, dtype: str = "", *, is_square: bool = False) -> str
     high = value.max()
     if not (low > -np.inf and high < np.inf):
         return "has values that are not finite"
-    if is_square and low < 0:
+    if name.endswith(f"/{MOMENTS[1]}") and low < 0:
         return "has negative values, although it is a mean of squares"
     return ""
 
@@ -369,20 +368,10 @@ def resume(
         raise CheckpointError(str(path), problem, remedy)
     saved.verify(remedy=_remove(path))
     weights = form.from_disk(read_tensors(path / MODEL))
-    dtype = form.config.get("dtype", "float32")
-    _assign(state.weights, weights, path / MODEL, lambda name, value: find_fault(value, dtype))
-
-    def check_slot(name: str, value: Array) -> str:
-        return find_fault(value, "float32", is_square=_is_square(name))
-
-    _assign(state.slots, read_tensors(path / OPTIMIZER), path / OPTIMIZER, check_slot)
+    _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
+    _assign(state.slots, read_tensors(path / OPTIMIZER), path / OPTIMIZER, "float32")
     state.loss_scale = stored.loss_scale
     state.step = stored.step
-
-
-def _is_square(slot: str) -> bool:
-    """Return whether a slot is a mean of squares, which is never negative."""
-    return slot.endswith(f"/{MOMENTS[1]}")
 
 
 def _differences(old: JSONObject, new: JSONObject, prefix: str = "") -> list[str]:
@@ -414,10 +403,7 @@ def read_tensors(path: Path) -> dict[str, Array]:
 
 
 def _assign(
-    targets: Mapping[str, Value],
-    values: Mapping[str, Array],
-    path: Path,
-    check: Callable[[str, Array], str],
+    targets: Mapping[str, Value], values: Mapping[str, Array], path: Path, dtype: str
 ) -> None:
     missing = sorted({*targets} - {*values})
     extra = sorted({*values} - {*targets})
@@ -426,7 +412,7 @@ def _assign(
         raise CheckpointError(str(path), problem, "use a checkpoint of this model")
     for name, target in targets.items():
         value = values[name]
-        fault = check(name, value)
+        fault = find_fault(value, dtype, name)
         if tuple(value.shape) != tuple(target.shape):
             fault = f"has shape {value.shape}, the model {tuple(target.shape)}"
         if fault:

@@ -303,13 +303,6 @@ def _fingerprint(inputs: Sequence[Path]) -> list[list[str | int]]:
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
-def recorded_step(out: Path) -> str | None:
-    """Return the step that began an output folder, None for a new folder."""
-    with suppress(DataError):
-        return files.read_json(out / DONE / "settings.json", _StepRecord, DataError, "").step
-    return None
-
-
 def recorded_settings(out: Path, step: str) -> JSONObject | None:
     """Return the settings that OUT was begun with, None if it is new. Raises DataError for OUT of another step."""
     check_is_folder(out)

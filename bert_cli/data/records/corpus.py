@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from bert_cli.arrays import Array, Bools, Ints, Ints64, UInts16
-from bert_cli.data.io.manifest import MANIFEST, read_manifest, recorded_step
+from bert_cli.data.io.manifest import DONE, MANIFEST, read_manifest
 from bert_cli.data.records import formats
 from bert_cli.data.records.formats import Batch, DynamicRecords
 from bert_cli.data.records.tfrecord import read_payloads
@@ -77,17 +77,16 @@ def read_corpus(folder: Path) -> JSONObject:
             remedy = f"{folder} is a run, see `bert runs {folder.parent}`; {remedy}"
         raise DataError(str(path), "does not exist", remedy)
     vocab = vocabulary_path(folder) if has_tokenizer(folder) else VOCAB_FILE
-    remedy = f"move it away and run `bert index {folder} --vocab {vocab}` with their vocabulary"
-    if step := recorded_step(folder):
-        remedy = f"move it away and run the same `bert {step}` again, which keeps the records"
+    again = f"`bert index {folder} --vocab {vocab}` for other records"
+    remedy = f"move it away and run the same `bert tokenize` again, or {again}"
     return read_json(path, Corpus, DataError, remedy).model_dump(exclude_unset=True)
 
 
 def refuse_unfinished(folder: Path) -> None:
     """Raise DataError while a step is writing the folder: an older corpus.json does not describe it."""
-    if (folder / ".done").exists() and not (folder / MANIFEST).exists():
-        problem = f"the output of `bert {recorded_step(folder) or 'tokenize'}` is not complete"
-        raise DataError(f"folder ({folder})", problem, "run the step again to continue")
+    if (folder / DONE).exists() and not (folder / MANIFEST).exists():
+        problem = "the step that writes it is not complete"
+        raise DataError(f"folder ({folder})", problem, "run its command again to continue")
 
 
 def number_of_copies(folder: Path, corpus: JSONObject) -> int | None:

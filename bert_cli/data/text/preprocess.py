@@ -9,6 +9,7 @@ stop of Japanese.
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -204,7 +205,7 @@ def split_shard(
     exact, near = duplicates or ([], [])
     dropped = {*exact, *near}
     read = documents = sentences = without_words = 0
-    outside = {part.path: 0 for part in parts}
+    outside = Counter[Path]()
     is_first = is_kept = False  # the document's first sentence is next; the document is not dropped
     with open(output, "w", encoding="utf-8", newline="\n") as file:
         for path, kind, line in _all_lines(parts, reading):

@@ -233,7 +233,7 @@ def find_source(
         where = folder / "config.json"
         read_json(where, ModelClass, CheckpointError, "copy it from the model again")
         stored = _read_config(where)
-        described = published.bert_config(stored, str(where))
+        described = published.bert_config(stored)
     else:
         with reading_tensorflow(prefix) as tf:
             shapes = tf.train.load_checkpoint(str(prefix)).get_variable_to_shape_map()

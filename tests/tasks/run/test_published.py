@@ -101,5 +101,5 @@ def test_what_does_not_fit_is_refused_with_a_remedy(published, tmp_path):
         read_vocabulary(published / "roberta/tokenizer.json")
     config = json.loads((published / "roberta/config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2}))
-    with pytest.raises(CheckpointError, match=r"\(max_position_embeddings 2\): leaves no position"):
+    with pytest.raises(CheckpointError, match=r"max_position_embeddings"):
         find_source(str(tmp_path))
