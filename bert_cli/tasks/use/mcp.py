@@ -22,6 +22,7 @@ from bert_cli.tasks.use.requests import Place, Question
 
 VERSIONS = ("2025-06-18", "2024-11-05")  # of the protocol; who asks for another gets the first
 MOST_BYTES = 1_000_000  # of a message
+SHOWN = ("document", "title", "page", "start", "stop", "passage", "text")  # of a hit
 # Errors of JSON-RPC.
 NO_JSON = -32700
 NO_REQUEST = -32600
@@ -142,5 +143,7 @@ def called(parameters: JSONObject, index: Index) -> JSONObject:
         hits = validate(TOOLS[name], Loaded(arguments)).hits(index)
     except BertError as mistake:
         return {"content": [{"type": "text", "text": printable(str(mistake))}], "isError": True}
-    rows = [{n: v for n, v in hit._asdict().items() if n not in ("file", "words")} for hit in hits]
+    rows = [
+        {n: v for n, v in hit._asdict().items() if n in SHOWN and v is not None} for hit in hits
+    ]
     return {"content": [{"type": "text", "text": json.dumps(rows, ensure_ascii=False)}]}

@@ -67,13 +67,20 @@ def test_numpy_answers_texts_of_several_threads_in_their_order(name, folders, tm
     assert answers[0] == words_of(answers[1])
 
 
-def test_many_texts_are_left_to_an_engine_where_there_is_a_gpu(folders, monkeypatch):
+def test_many_texts_are_left_to_an_engine_where_one_is_installed(folders, monkeypatch):
     source = sources.find_source(str(folders["bare"]))
+
+    def runtime(texts: int | None) -> str:
+        light = runtimes.open_light(source, "embed", texts)
+        return light.runtime if light else "engine"
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    several = (runtimes.FEW, None, runtimes.FEW + 1)
+    assert [*map(runtime, several)] == ["NumPy", "NumPy", "engine"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert runtimes.open_light(source, "embed", runtimes.FEW).runtime == "NumPy"
-    assert runtimes.open_light(source, "embed", runtimes.FEW + 1) is None
+    assert [*map(runtime, several)] == ["NumPy", "engine", "engine"]
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    assert runtimes.open_light(source, "embed", None).runtime == "NumPy"
+    assert [*map(runtime, several)] == ["NumPy"] * 3
 
 
 def test_texts_of_different_lengths_have_the_vectors_that_each_has_alone(folders):
