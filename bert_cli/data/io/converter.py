@@ -259,7 +259,8 @@ def convert(kind: str, data: bytes) -> dict[str, str]:
         return {"problem": "needs too much memory", "remedy": TOO_LARGE}
     except Exception as error:  # of a file that its library does not expect
         is_locked = "password" in str(error)
-        damaged = f"is damaged or too large ({error})", "download or copy the file again"
+        reason = str(error).partition(" (<string>")[0]
+        damaged = f"is damaged or too large ({reason})", "download or copy the file again"
         return dict(zip(("problem", "remedy"), LOCKED if is_locked else damaged, strict=True))
     title = " ".join(title.split())
     head = f"---\ntitle: {title}\n---\n" if title and not NO_TITLE.search(title) else ""

@@ -33,7 +33,7 @@ NAMED_TITLE = re.compile(r"(?:#\+title:|\\title\{)\s*(.*?)\}?\s*", re.IGNORECASE
 NO_TITLE = re.compile(r"#\+|#!|\\|<\?|%|:\w|\.\. |\.\\")
 UNSEEN = re.compile(r"<!--.*?-->|\[?!\[[^]]*\]\([^)]*\)(?:\]\([^)]*\))?", re.DOTALL)
 TAG = re.compile(r"</?[A-Za-z][^<>]*>")
-DATA = re.compile(r"(?:data:[\w/+.;-]+,)?[A-Za-z0-9+/]{200,}=*|^[A-Za-z0-9+/]{60,}=*$")
+DATA = re.compile(r"data:\w+/[\w.+;=-]*,[^\s)\"'<>]*|[A-Za-z0-9+/]{200,}=*|^[A-Za-z0-9+/]{60,}=*$")
 WORD = re.compile(r"[^\W_]")
 
 
@@ -221,7 +221,8 @@ def _around_data(line: str) -> Iterator[tuple[int, int]]:
     """Yield the parts of a line around data in base64, such as a picture."""
     start = 0
     for match in DATA.finditer(line):
-        if all(re.search(kind, match[0]) for kind in ("[a-z]", "[A-Z]", r"\d")):
+        is_mixed = all(re.search(kind, match[0]) for kind in ("[a-z]", "[A-Z]", r"\d"))
+        if is_mixed or match[0].startswith("data:"):
             yield start, match.start()
             start = match.end()
     yield start, len(line)

@@ -103,6 +103,19 @@ def test_the_passages_of_a_document_together_are_its_text(text):
     assert characters_left_out(text.split("\n"), found) == 0
 
 
+def test_an_address_with_data_is_no_text_however_short():
+    lines = [
+        "---",
+        "A logo ![logo](data:image/svg+xml,%3Csvg%3E) and [one]: data:image/gif;base64,R0lG here.",
+    ]
+    passages = passages_of(lines, SPLIT)
+    assert [passage.text for passage in passages] == [
+        "---\nA logo ![logo](",
+        ") and [one]:",
+        "here.",
+    ]
+
+
 def test_data_in_base64_is_in_no_passage_and_is_counted():
     data = "iVBORw0KGgoAAAANSUhEUgAA" * 40
     lines = [

@@ -21,6 +21,7 @@ import uvicorn
 from support.answers import near
 from support.bert import start_bert
 from support.hf_models import change_weights, need
+from support.made_documents import lines, made_pdf
 
 from bert_cli import open_index
 from bert_cli.cli import main
@@ -461,6 +462,16 @@ def test_the_switch_ranks_by_words_both_or_meaning(index, found, page):
         shown = page.locator(".hit .faint")
         shown.last.get_by_text(scores[-1]).wait_for()
         assert [text.rpartition(" ")[2] for text in shown.all_text_contents()] == scores
+
+
+def test_an_answer_of_a_pdf_shows_its_page(tmp_path, page):
+    pages = [lines("Sails", "A sail needs wind."), lines("Masts", "A mast of spruce is light.")]
+    (tmp_path / "boats.pdf").write_bytes(made_pdf(pages))
+    assert main(["search", "make", str(tmp_path / "my.index"), str(tmp_path / "boats.pdf")]) == 0
+    with in_a_thread(tmp_path / "my.index") as address:
+        open_page(page, address)
+        page.get_by_label("Search").fill("mast of spruce")
+        page.locator(".hit .faint", has_text="boats.pdf, page 2, score").wait_for()
 
 
 def test_a_hostile_document_is_shown_as_text(found, page):
