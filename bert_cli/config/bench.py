@@ -4,12 +4,12 @@
 benchmarks are shipped configs, `bench_...`, whose examples are synthetic.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
 from bert_cli.config.training import TrainSettings
-from bert_cli.settings.settings import JsonSettings, Needs, Positive, Settings, Shared, Unless
+from bert_cli.settings.settings import JsonSettings, Positive, Settings, Shared, Unless
 
 
 class BenchSettings(Settings):
@@ -30,7 +30,7 @@ class BenchRunSettings(TrainSettings, JsonSettings, Shared):
     Example: bert bench {command} {flags} --steps 50 --json results.json
     """
 
-    NEEDS: ClassVar[Needs] = {"dry_run": Unless(lambda _: False, "on a measurement")}
+    NEEDS = {"dry_run": Unless(lambda _: False, "on a measurement")}
     OPENS_FILES = False
     SAVES = False
 

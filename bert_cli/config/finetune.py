@@ -17,7 +17,7 @@ from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
 from bert_cli.settings.markers import Fixed, PathOrName, Usual
-from bert_cli.settings.settings import Needs, Positive, SettingError, Settings, Unless, as_list
+from bert_cli.settings.settings import Positive, SettingError, Settings, Unless, as_list
 from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
@@ -78,7 +78,7 @@ class Distillation(Settings):
 class FinetuneSettings(TrainSettings):
     """Settings of every fine-tuning run."""
 
-    NEEDS: ClassVar[Needs] = {
+    NEEDS = {
         "do_training": UNSCORED,
         "evaluate_every_steps": [UNSCORED, "do_validation"],
         "seeds": "do_training",
@@ -147,7 +147,7 @@ def window_error(
 class TaskSettings(FinetuneSettings):
     """Settings of every task with labels."""
 
-    NEEDS: ClassVar[Needs] = {"distillation": ["do_training", ("generated_dataset", False)]}
+    NEEDS = {"distillation": ["do_training", ("generated_dataset", False)]}
 
     doc_stride: Positive | None = None
     """Read a text of more than max_seq_length tokens in overlapping windows, whose starts are this many tokens apart.

@@ -19,7 +19,6 @@ from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.settings.markers import Engine, Fixed, PathOrName, Usual
 from bert_cli.settings.settings import (
     Devices,
-    Needs,
     Positive,
     Probability,
     SettingError,
@@ -175,7 +174,7 @@ class WeightedCorpus(Settings):
 class TrainSettings(Settings):
     """Settings of every training run: model, batch, length, layout, precision, optimizer, folder, logging."""
 
-    NEEDS: ClassVar[Needs] = {
+    NEEDS = {
         **dict.fromkeys(("compile", "parallel.optimizer_state_offload"), _only("tensorflow")),
         **dict.fromkeys(("parallel.tensor", "parallel.shard_weights"), _only("jax")),
         "parallel.pipeline_stages": Unless(

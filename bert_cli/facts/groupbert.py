@@ -17,7 +17,7 @@ class GroupBertConfig(BertConfig):
         ("ffn_groups", "intermediate_size"),
     )
     LAYER_NORMS: ClassVar = 5
-    IS_PRE_NORM: ClassVar = True
+    IS_PRE_NORM = True
 
     architecture: Literal["groupbert"] = "groupbert"
     conv_kernel_size: Positive = 7

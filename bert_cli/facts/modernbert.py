@@ -40,10 +40,10 @@ FIXED: Mapping[str, object] = {**BIASES, "decoder_bias": True}
 class ModernBertConfig(BertConfig):
     """The shape of a model with rotary positions, local and global attention, gated feed-forward and no biases."""
 
-    IS_PRE_NORM: ClassVar = True
-    HAS_EQUAL_LAYERS: ClassVar = False
+    IS_PRE_NORM = True
+    HAS_EQUAL_LAYERS = False
     # A run on longer sequences changes the rotary positions.
-    TRAINING_ONLY: ClassVar = BertConfig.TRAINING_ONLY | {"classifier_pooling", *THETAS}
+    TRAINING_ONLY = BertConfig.TRAINING_ONLY | {"classifier_pooling", *THETAS}
     attention_probs_dropout_prob: ClassVar[float] = 0.0  # type: ignore[misc]
     type_vocab_size: ClassVar[int] = 1  # type: ignore[misc]
     position_embedding_type: ClassVar[str] = "rotary"  # type: ignore[assignment,misc]

@@ -22,7 +22,7 @@ from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning import layout
 from bert_cli.planning.checks import Check
 from bert_cli.planning.plan import Plan, make_plan
-from bert_cli.planning.workload import Workload, workload_of
+from bert_cli.planning.workload import Workload, laid_out, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.settings.markers import FIXED, marked
 from bert_cli.statistics import Sample
@@ -187,19 +187,22 @@ def choose_layout(draft: Draft[Any]) -> str:
     processes = draft.processes
     if order.about is not None:
         draft.lines.append(f"{order.about.what}\n{order.about.expect}")
-    is_open = workload_of(order).is_open
-    if is_open or order.require_gpu:
-        devices = resolve.find_devices(order.engine, processes, require_gpu=order.require_gpu)
-    if is_open:
-        kind, number, memory = devices
-        is_auto = order.global_batch.examples_per_step is not None
-        order = draft.order = resolve.with_layout(order, devices, processes.count, draft.start)
-        what = f"micro-batch {order.global_batch.micro_batch_size}" if is_auto else "layout"
-        draft.lines.append(
-            f"{what}: chosen for {processes.count * number} x {kind} of {memory / 1e9:.1f} GB"
-        )
-        draft.lines += layout.idle_memory(workload_of(order), kind, memory)
     work = workload_of(order)
+    if work.is_open or order.require_gpu:
+        devices = resolve.find_devices(order.engine, processes, require_gpu=order.require_gpu)
+    if work.is_open:
+        kind, number, memory = devices
+        number *= processes.count
+        is_auto = work.batch.examples_per_step is not None
+        # Dropout depends on the micro-batch, so a resumed run has its checkpoint's.
+        if is_auto and (continued := draft.start.continued):
+            size = continued.state.fixed.get("micro_batch_size", 1)
+            work = layout.with_micro_batch(work, size)
+        work = layout.choose(work, kind, number, memory, processes.count)
+        draft.order = laid_out(order, work)
+        what = f"micro-batch {work.batch.micro_batch_size}" if is_auto else "layout"
+        draft.lines.append(f"{what}: chosen for {number} x {kind} of {memory / 1e9:.1f} GB")
+        draft.lines += layout.idle_memory(work, kind, memory)
     layout.check_processes(work.batch, processes.count)
     text = f"{layout.shape(work)}, idle for {layout.idle(work):.1%} of a step"
     if processes.count > 1:

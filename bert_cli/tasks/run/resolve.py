@@ -12,11 +12,9 @@ from bert_cli.errors import ConfigError, DeviceError, needs_extra
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, Runtime
 from bert_cli.parse.load import changed
-from bert_cli.planning import layout
-from bert_cli.planning.workload import Workload, laid_out, workload_of
+from bert_cli.planning.workload import Workload
 from bert_cli.processes import quiet_imports
 from bert_cli.tasks.run.models import Source
-from bert_cli.tasks.run.start import Start
 
 Order = TypeVar("Order", bound=TrainSettings)
 ONE_PROCESS = Processes(())
@@ -38,19 +36,6 @@ def with_shape_of(order: Order, source: Source | None) -> Order:
         return order
     shape = source.config.model_dump() | order.bert_config.model_dump(exclude_unset=True)
     return changed(order, bert_config=shape)
-
-
-def with_layout(order: Order, devices: Devices, processes: int, start: Start) -> Order:
-    """Return the order with the layout and the micro-batch that it leaves open.
-
-    `devices` belong to one process. Dropout depends on the micro-batch, so a resumed run has its checkpoint's.
-    """
-    kind, number, memory = devices
-    work = workload_of(order)
-    if start.continued is not None and work.batch.examples_per_step is not None:
-        size = start.continued.state.fixed.get("micro_batch_size", 1)
-        work = layout.with_micro_batch(work, size)
-    return laid_out(order, layout.choose(work, kind, processes * number, memory, processes))
 
 
 def runtime(engine: str) -> Runtime:

@@ -44,9 +44,17 @@ def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tupl
     plan = job.plan
     saves = job.order.saves
     _describe(job)
-    run = _built(job)
-    state = run.state
-    group = run.engine.group
+    engine, state, step = build.build_run(job.work, job.mesh, job.plan, job.task.labels)
+    step.prepare = job.task.prepare
+    step.stop_requested = job.stop
+    names = job.task.label_names
+    size = job.stream.epoch_size
+    weights = state.weights
+    form = start.disk_format(job.work, weights, job.tokenizer, names, job.order.pools_by, size)
+    if job.task.has_several_labels:
+        form.config["problem_type"] = SEVERAL_LABELS
+    run = Run(job, engine, state, step, form)
+    group = engine.group
     stack.enter_context(watchdog(group))
     saving.load_state(run, stack)
     seconds_built = time.monotonic() - began
@@ -112,19 +120,6 @@ def _describe(job: Job) -> None:
     for check in checks.of_epochs(job.plan):
         if check.warns:
             print_line(check.warning)
-
-
-def _built(job: Job) -> Run:
-    engine, state, step = build.build_run(job.work, job.mesh, job.plan, job.task.labels)
-    step.prepare = job.task.prepare
-    step.stop_requested = job.stop
-    pooling = job.order.pools_by
-    form = start.disk_format(
-        job.work, state.weights, job.tokenizer, job.task.label_names, pooling, job.stream.epoch_size
-    )
-    if job.task.has_several_labels:
-        form.config["problem_type"] = SEVERAL_LABELS
-    return Run(job, engine, state, step, form)
 
 
 # --- the steps and their hooks
