@@ -111,8 +111,8 @@ def test_an_address_with_data_is_no_text_however_short():
     passages = passages_of(lines, SPLIT)
     assert [passage.text for passage in passages] == [
         "---\nA logo ![logo](",
-        ") and [one]:",
-        "here.",
+        ") and [one]: ",
+        " here.",
     ]
 
 
