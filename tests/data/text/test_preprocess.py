@@ -1,6 +1,5 @@
 """Sentences: the exact text, whatever the tool that wrote the documents did to it."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io.files import Reading, recognise
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.text import preprocess
-from bert_cli.data.text.preprocess import LISTS, keep_abbreviations
+from bert_cli.data.text.preprocess import keep_abbreviations
 from bert_cli.errors import ConfigError, DataError
 
 
@@ -297,15 +296,6 @@ def test_an_abbreviation_of_the_language_ends_no_sentence(language):
     assert count_whole(keep_abbreviations(split, language), language) == with_lists
 
 
-# Punkt does not split after danda.
-@pytest.mark.parametrize("language", sorted(set(REACHED) - {"hi", "en"}))
-def test_the_same_rule_joins_what_punkt_cut(language):
-    from nltk.tokenize.punkt import PunktSentenceTokenizer
-
-    split = keep_abbreviations(PunktSentenceTokenizer().tokenize, language)
-    assert count_whole(split, language) >= 45
-
-
 @pytest.mark.parametrize(
     ("language", "sentences"),
     [
@@ -329,9 +319,3 @@ def test_other_text_and_languages_are_split_as_before():
     text = "Il aime l'art. Le soir tombe… Est-ce vrai ? Oui.  Deux espaces.\tUn onglet. 5 jours."
     assert keep_abbreviations(split, "fr")(text) == split(text)
     assert keep_abbreviations(split, "de") is split
-
-
-def test_the_file_of_the_lists_names_its_sources_and_their_license():
-    head = json.dumps({**LISTS, "languages": {}})
-    for words in ("spaCy", "sacremoses", "MIT License", "Permission is hereby granted"):
-        assert words in head

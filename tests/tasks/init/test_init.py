@@ -15,10 +15,10 @@ from support.hf_models import need
 from support.published import write_published
 from support.runs import lines_of
 from support.tiny_models import WORDS, write_model
+from support.vectors import write_pooling
 
 from bert_cli.cli import main
 from bert_cli.config.init import InitSettings
-from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.io import inputs
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
@@ -65,10 +65,7 @@ def sentence_model(path: Path, kind: str = "bert") -> Path:
         write_published(path, kind)
     else:
         write_model(path)
-    for name, content in embedding_files("mean", 32, 64).items():
-        (path / name).parent.mkdir(exist_ok=True)
-        (path / name).write_bytes(content)
-    return path
+    return write_pooling(path, "mean", 32, 64)
 
 
 def facts_of(path: Path, vocabulary=None, **form) -> recipe.TextFacts:

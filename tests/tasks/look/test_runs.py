@@ -82,21 +82,6 @@ def test_folders_without_runs_and_mistakes_are_messages(folder, tmp_path, bert):
         assert code == 0 and "glue mrpc" in out and "base" in out
 
 
-def test_the_name_of_a_folder_cannot_send_escape_sequences(tmp_path, write_run, bert):
-    name = "red\x1b[31m\x07"
-    write_run(tmp_path / name, 8, saved=(8,))
-    write_run(tmp_path / "b", 8, saved=(8,), seed=2)
-    for words in (
-        ("runs", tmp_path),
-        ("compare", tmp_path / name, tmp_path / "b"),
-        ("plot", tmp_path / name, tmp_path / "b", "--output", tmp_path / name),
-        ("runs", tmp_path / f"no{name}"),
-    ):
-        code, out, error = bert(*words)
-        assert "red\\x1b[31m\\x07" in out + error, words
-        assert "\x1b" not in out + error, (words, code)
-
-
 def test_the_name_of_a_folder_may_hold_a_comma_a_line_end_or_a_formula(tmp_path, write_run, bert):
     names = ("a,b", "c\nd", "$\\evil$", "50$ off", "_x")
     paths = [write_run(tmp_path / name / "run", 8, saved=(8,)).parent for name in names]

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 from support.hf_models import MODELS, PIECES, SHAPE, change_weights, in_torch, need, opened
+from support.vectors import write_pooling
 
 from bert_cli.config.use import ExportSettings
-from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.parse.load import load
 from bert_cli.tasks.run.opened import INPUTS
@@ -349,9 +349,7 @@ def test_int8_warns_if_it_changes_more_than_one_of_fifty_predictions(what, tmp_p
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_int8_compares_the_vectors_that_a_model_of_sentences_has(pooling, tmp_path, capsys):
     """The second text differs after [CLS] alone."""
-    for name, content in embedding_files(pooling, 8, 40).items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+    write_pooling(tmp_path, pooling, 8, 40)
     draw = np.random.default_rng(3)
     columns = {name: np.ones((50, 4), np.int32) for name in INPUTS}
     values = draw.standard_normal((50, 4, 8)).astype(np.float32)
@@ -375,10 +373,7 @@ def test_static_vectors_open_in_sentence_transformers_and_are_principal_componen
 
     texts = ["the cat sat on the mat", "paris is in france .", "we like to eat"]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
-    source = shutil.copytree(models["bare"], tmp_path / "model")
-    for name, content in embedding_files(pooling, 32, 40).items():
-        (source / name).parent.mkdir(exist_ok=True)
-        (source / name).write_bytes(content)
+    source = write_pooling(shutil.copytree(models["bare"], tmp_path / "model"), pooling, 32, 40)
     words = ["--format", "static", "--dimensions", "8", "--compare-on", tmp_path / "texts.txt"]
     bert_export(source, tmp_path / "out", *words)
     printed = capfd.readouterr().out

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from support.hf_models import MODELS, SHAPE, in_torch, opened
+from support.vectors import write_pooling
 
 from bert_cli.cli import main
 from bert_cli.data.finetune.embeddings import embedding_files
@@ -27,10 +28,8 @@ def test_a_smaller_model_has_the_chosen_layers_embeddings_and_head(name, models,
 
 def test_a_smaller_model_of_vectors_has_the_files_of_its_pooling(models, tmp_path, capsys):
     source = shutil.copytree(models["bare"], tmp_path / "vectors")
+    write_pooling(source, "cls", SHAPE["hidden_size"])
     files = embedding_files("cls", SHAPE["hidden_size"], 32)
-    for name, content in files.items():
-        (source / name).parent.mkdir(exist_ok=True)
-        (source / name).write_bytes(content)
     assert main(["shrink", str(source), str(tmp_path / "out"), "--layers", "0"]) == 0
     for name, content in files.items():
         assert (tmp_path / "out" / name).read_bytes() == content
