@@ -99,6 +99,7 @@ def test_the_titles_of_a_dump_without_ns_decide_their_namespaces(tmp_path, sitei
     pages = "".join(revisions(n, title, ("2010", "Text."), ns="") for n, title in enumerate(names))
     manifest = run(dump(tmp_path / "dump.xml", pages, header), tmp_path / "out")
     kept = names[:1] + names[3:] if siteinfo else names[:4]
+    assert "https://fr.wikipedia.org/wiki?curid=0" in tree(tmp_path / "out")["AA/wiki_00"]
     assert titles(tmp_path / "out") == kept
     assert manifest["counts"]["pages_of_other_namespaces"] == 2
     packed = (bz2.compress(part.encode()) for part in (header, pages, "</mediawiki>"))
@@ -125,14 +126,6 @@ def test_a_page_that_cannot_be_converted_is_left_out_counted_and_named(tmp_path,
     assert titles(tmp_path / "out") == ["Article 1", "Article 2", "Good"]
     note = r"1 of 4 pages are missing from the output \(8 'Bad'\); the first cannot be converted: ValueError: Exceeds"
     assert re.search(note, capsys.readouterr().out)
-
-
-def test_a_dump_without_siteinfo_gives_its_pages_and_a_note(tmp_path):
-    source = dump(tmp_path / "dump.xml", articles(3), header='<mediawiki xml:lang="de">\n')
-    manifest = run(source, tmp_path / "out")
-    assert manifest["counts"]["documents"] == 3
-    assert "has no <siteinfo>: taken as de.wikipedia.org" in manifest["notes"][0]
-    assert "https://de.wikipedia.org/wiki?curid=1" in tree(tmp_path / "out")["AA/wiki_00"]
 
 
 def test_a_page_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
