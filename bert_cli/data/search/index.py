@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -265,12 +265,14 @@ class Index:
 
     # --- ranking
 
-    def ask(self, question: str, top: int = 10, half: Half | None = None) -> list[Hit]:
-        """Return the best passages, by words and meaning or by one half.
+    def ask(
+        self, question: str, top: int = 10, half: Half | None = None, folder: str = ""
+    ) -> list[Hit]:
+        """Return the best passages of the files in a folder or of all, by words and meaning or by one half.
 
         Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
         """
-        asked = words.parse(question)
+        asked = words.parse(question)._replace(folder=folder)
         if top < 1:
             raise ConfigError(f"top ({top})", "is less than 1", "set 1 or more")
         with self.snapshot():
@@ -328,9 +330,17 @@ class Index:
         return scores
 
     def allowed(self, asked: words.Question) -> Bools:
-        """Return which passages [N] have nothing that a question excludes."""
-        rows = self.table.execute("SELECT rowid FROM words WHERE words MATCH ?", [asked.excluded])
+        """Return which passages [N] have nothing that a question excludes, and are of its folder."""
+        excluded = "SELECT rowid FROM words WHERE words MATCH ?1"
+        others = "SELECT id FROM places WHERE ?2 != '' AND instr(name, ?2 || '/') != 1"
+        rows = self.table.execute(f"{excluded} UNION {others}", [asked.excluded, asked.folder])
         return ~np.isin(self._numbers, rows.fetchall())
+
+    def folders(self) -> list[str]:
+        """Return the folders of files, as in names of documents."""
+        names = self.table.execute("SELECT name FROM files").fetchall()
+        parents = {parent.as_posix() for (name,) in names for parent in PurePosixPath(name).parents}
+        return sorted(parents - {"."})
 
     def _terms(self, asked: words.Question) -> list[str]:
         """Return the terms of a question, rare ones first, without those to which BM25 gives no weight.

@@ -52,6 +52,8 @@ class Question(NamedTuple):
     """What is meant exactly, and the other words in any of their forms."""
     excluded: str
     """What a passage must not have."""
+    folder: str = ""
+    """Folder of its file, as in names of documents; by default any."""
 
 
 class _Letters(dict[int, str]):

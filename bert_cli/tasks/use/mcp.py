@@ -43,7 +43,7 @@ class Search(Question):
 
     def hits(self, index: Index) -> list[Hit]:
         """Return the passages."""
-        return index.ask(self.question, self.top, self.half)
+        return index.ask(self.question, self.top, self.half, self.folder)
 
 
 class Read(Place):

@@ -27,6 +27,8 @@ class Question(Settings):
     """Number of passages."""
     half: Half | None = None
     """Rank by words or by meaning alone."""
+    folder: str = ""
+    """Folder of the documents, as it stands in their names; by default all."""
 
 
 class Place(Settings):
@@ -56,14 +58,16 @@ def open_index(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
     about: JSONObject = {"task": "search", "name": Path(settings.path).name}
     about["has_meaning"] = index.embed is not None
     about |= {name: index.count(name) for name in ("passages", "documents")}
+    about["folders"] = index.folders()
 
     def search(sent: JSONObject) -> Callable[[], object]:
         asked = validate(Question, Loaded(sent))
         words.parse(asked.question)
 
         def answer() -> object:
-            hits = [hit._asdict() for hit in index.ask(asked.question, asked.top, asked.half)]
-            return {"hits": [{n: v for n, v in hit.items() if n != "file"} for hit in hits]}
+            hits = index.ask(asked.question, asked.top, asked.half, asked.folder)
+            rows = [hit._asdict() for hit in hits]
+            return {"hits": [{n: v for n, v in row.items() if n != "file"} for row in rows]}
 
         return answer
 

@@ -207,8 +207,8 @@ def test_without_its_extra_the_command_names_it(monkeypatch, capsys):
 
 TEXTS = {
     "tea.txt": "All about tea\n\nTea is made of the leaves of a bush. It keeps you awake.\n",
-    "boats.txt": "Boats\n\nThe boats in the desert wait for rain. Nobody sails them.\n",
-    "<b>evil.txt": "<img src=x onerror=alert(1)> title\n\nThe <script>alert(2)</script> swims &amp; 😀 dives.\n",
+    "sea/boats.txt": "Boats\n\nThe boats in the desert wait for rain. Nobody sails them.\n",
+    "<b>dark/evil.txt": "<img src=x onerror=alert(1)> title\n\nThe <script>alert(2)</script> swims &amp; 😀 dives.\n",
 }
 TEA = "Tea is made of the leaves"
 
@@ -216,7 +216,8 @@ TEA = "Tea is made of the leaves"
 @pytest.fixture(scope="module")
 def index(tmp_path_factory, models) -> Path:
     home = tmp_path_factory.mktemp("index")
-    (home / "texts").mkdir()
+    for folder in ("sea", "<b>dark"):
+        (home / "texts" / folder).mkdir(parents=True)
     for name, text in TEXTS.items():
         (home / "texts" / name).write_text(text, encoding="utf-8")
     words = ["search", "make", home / "my.index", home / "texts", "--model", models["bare"]]
@@ -242,13 +243,14 @@ def test_a_search_is_answered_as_open_index_answers(half, index, found):
     assert hits and str(index.parent) not in answer.text
     about = get(f"{found}api/about").json()
     assert about.pop("passages") >= len(hits)
-    assert about == {"task": "search", "name": "my.index", "has_meaning": True, "documents": 3}
+    expected = {"task": "search", "name": "my.index", "has_meaning": True, "documents": 3}
+    assert about == expected | {"folders": ["<b>dark", "sea"]}
 
 
 def test_a_document_is_read_around_its_passage(index, found):
     (hit,) = open_index(index).ask("boats", 1, "words")
     answer = post(f"{found}api/document", json={"passage": hit.passage}).json()
-    assert " ".join(answer["passages"]).split() == TEXTS["boats.txt"].split()
+    assert " ".join(answer["passages"]).split() == TEXTS["sea/boats.txt"].split()
     assert post(f"{found}api/document", json={"passage": 10**6}).json() == {"passages": []}
 
 
@@ -474,12 +476,24 @@ def test_an_answer_of_a_pdf_shows_its_page(tmp_path, page):
         page.locator(".hit .faint", has_text="boats.pdf, page 2, score").wait_for()
 
 
+@pytest.mark.parametrize("half", ["words", "both", "meaning"])
+def test_a_folder_alone_is_searched(half, index, found, page):
+    open_page(page, found)
+    page.get_by_label(half).check()
+    page.get_by_label("Folder").select_option("sea")
+    page.get_by_label("Search").fill("leaves of boats")
+    page.locator(".hit").first.wait_for()
+    assert page.locator(".hit b").all_text_contents() == ["Boats"]
+    asked = {"question": "leaves", "folder": "se", "half": None if half == "both" else half}
+    assert post(f"{found}api/search", json=asked).json() == {"hits": []}
+
+
 def test_a_hostile_document_is_shown_as_text(found, page):
     open_page(page, found)
     page.get_by_label("Search").fill("swims alert dives")
     hit = page.locator(".hit").first
     text = hit.text_content()
-    assert "<b>evil.txt" in text and "<img src=x onerror=alert(1)> title" in text
+    assert "<b>dark/evil.txt" in text and "<img src=x onerror=alert(1)> title" in text
     hit.click()
     shown = "The <script>alert(2)</script> swims &amp; 😀 dives."
     page.locator("#document", has_text=shown).wait_for()
