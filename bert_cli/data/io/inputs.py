@@ -152,18 +152,14 @@ def _each_once(paths: Iterable[Path]) -> list[Path]:
 
 
 def refuse_output_inside(source: Path, out: Path, manifest: Manifest) -> None:
-    """Raise DataError for an output below a folder that is searched for text."""
-    is_searched = source.is_dir() and not manifest
-    if is_searched or (not source.exists() and "**" in source.parts):
-        refuse_inside(out, find_root(source), "where the next run would read its files as text")
-
-
-def refuse_inside(out: Path, folder: Path, problem: str) -> None:
-    """Raise DataError for an output folder that is, or is in, an input folder; one with a hidden name is not read."""
+    """Raise DataError for an output below a folder that is searched for text; one with a hidden name is not read."""
+    is_searched = "**" in source.parts if not source.exists() else source.is_dir() and not manifest
+    folder = find_root(source)
     inner = out.resolve()
     root = folder.resolve()
-    if inner.is_relative_to(root) and not _is_hidden(inner, root):
-        raise DataError(f"out ({out})", f"is inside {folder}, {problem}", "choose another folder")
+    if is_searched and inner.is_relative_to(root) and not _is_hidden(inner, root):
+        problem = f"is inside {folder}, where the next run would read its files as text"
+        raise DataError(f"out ({out})", problem, "choose another folder")
 
 
 def find_root(source: Path) -> Path:
