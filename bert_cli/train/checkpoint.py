@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
+import ml_dtypes  # noqa: F401  # by which NumPy knows bfloat16
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
@@ -395,8 +396,12 @@ def read_tensors(path: Path) -> dict[str, Array]:
     try:
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
+                kind = file.get_slice(name).get_dtype()
                 tensors[name] = file.get_tensor(name)
-    except (OSError, SafetensorError, AttributeError, TypeError) as error:  # of the dtype, too
+    except (AttributeError, TypeError) as error:
+        problem = f"has weights of the type {kind}, which NumPy lacks"
+        raise CheckpointError(str(path), problem, "use another checkpoint") from error
+    except (OSError, SafetensorError) as error:
         problem = f"cannot be read ({error})"
         raise CheckpointError(str(path), problem, "use another checkpoint") from error
     return tensors

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,6 +108,19 @@ def test_a_classifier_labels_a_table_as_tensorflow_does(run, models, folder, cap
     assert main([*words, "--engine", "tensorflow"]) == 0
     expected = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
     assert [json.loads(line)["label"] for line in done.stdout.splitlines()] == expected
+
+
+def test_weights_in_bfloat16_are_read(run, models, tmp_path):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    model = shutil.copytree(models["text"], tmp_path / "half")
+    weights = load_file(model / "model.safetensors")
+    halves = {name: value.to(torch.bfloat16) for name, value in weights.items()}
+    save_file(halves, model / "model.safetensors", {"format": "pt"})
+    labels = [run("predict", path, "the cat") for path in (model, models["text"])]
+    one, other = (json.loads(done.stdout)["probabilities"]["LABEL_0"] for done in labels)
+    assert one != other and abs(one - other) < 0.01
 
 
 @pytest.mark.parametrize(("served", "call", "sent", "answer"), [
