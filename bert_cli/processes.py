@@ -200,6 +200,19 @@ def _lines_of(text: str) -> str:
     )
 
 
+def answer_lines(answer: Callable[[bytes], str]) -> None:
+    """Answer each line of standard input on standard output; an answer that is empty is not printed.
+
+    Whatever else prints from now on, also a library in C, prints to standard error.
+    """
+    output = os.dup(1)
+    os.dup2(2, 1)
+    with suppress(BrokenPipeError), open(output, "w", encoding="ascii") as answers:
+        for line in open(0, "rb", closefd=False):  # noqa: SIM115
+            if text := answer(line):
+                print(text, file=answers, flush=True)
+
+
 def note(text: str) -> None:
     """Print to standard error from a signal handler, which may have interrupted a print."""
     with suppress(OSError):

@@ -361,7 +361,7 @@ def _setting_error(
         near = nearest(name, [last for above, _, last in parts if above == group])
         near = near or next(("".join(part) for part in parts if part[2] == name), None)
         remedy = f"did you mean {near!r}?" if near else "remove it"
-        return ConfigError(where, *(why_unknown(path) or ("no such setting", remedy)))
+        return ConfigError(where, *(why_unknown(path) or ("no such name", remedy)))
     if item["type"] == "missing":
         inside = [o for o in options_of(settings) if f"{o.name}.".startswith(f"{path}.")]
         needed = [option for option in inside if option.is_required] or inside

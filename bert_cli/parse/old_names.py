@@ -100,7 +100,7 @@ def instead_of(path: str) -> tuple[str, str] | None:
     name = path.removeprefix("no_").rpartition(".")[2]
     if name in SWITCHES:
         return SWITCHES[name][1], "leave it out"
-    return ("no such setting", REMEDIES[name]) if name in REMEDIES else None
+    return ("no such name", REMEDIES[name]) if name in REMEDIES else None
 
 
 def adapt(

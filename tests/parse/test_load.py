@@ -96,8 +96,8 @@ def test_all_mistakes_are_reported_at_once_with_origin_and_nearest_name():
     for message in (
         "compile (c.json): got 'all'",  # not by --compile-only, which begins alike
         "did you mean 'global_batch.replicas'?",
-        "precison (c.json): no such setting; did you mean 'precision'?",
-        "global_batch.acumulation (c.json): no such setting",
+        "precison (c.json): no such name; did you mean 'precision'?",
+        "global_batch.acumulation (c.json): no such name",
         "global_batch.micro_batch_size (c.json): got 0",
         "optimizer_opts.name (c.json): got 'LAMP'",
     ):

@@ -29,7 +29,7 @@ from bert_cli.data.search.database import (
 )
 from bert_cli.data.search.ngrams import ngram_scores
 from bert_cli.data.search.passages import Document, Passage, page_of, pages_of
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, did_you_mean
 from bert_cli.files import hold_lock
 
 WEIGHT = 0.6
@@ -272,13 +272,15 @@ class Index:
 
         Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
         """
-        asked = words.parse(question)._replace(folder=folder)
+        asked = words.parse(question)._replace(folder=folder.rstrip("/"))
         if top < 1:
             raise ConfigError(f"top ({top})", "is less than 1", "set 1 or more")
         with self.snapshot():
             if self.embed and half != "words" and self._weights != self.weights:
-                problem = "has vectors of another model since it was opened"
-                raise DataError(str(self.path), problem, "open it again, or ask by words")
+                problem = "the index has vectors of another model since it was opened"
+                remedy = "open it again (start `bert serve` again), or ask by words"
+                raise ConfigError("meaning", problem, remedy)
+            self._check_folder(asked.folder)
             half = half or (None if self.embed and self._has_vectors else "words")
             if half == "words" and not asked.terms:
                 raise words.no_word(question)
@@ -293,8 +295,8 @@ class Index:
         self, asked: words.Question, weights: Sequence[float], meaning: Floats32 = NO_MEANING
     ) -> Iterator[Floats32]:
         """Yield the scores of passages [N] by each weight of their meaning; -inf is not found or excluded."""
-        lexical = self.by_words(asked) if min(weights) < 1.0 else NO_MEANING
         is_allowed = self.allowed(asked)
+        lexical = self.by_words(asked, is_allowed) if min(weights) < 1.0 else NO_MEANING
         for weight in weights:
             yield np.where(is_allowed, combined(lexical, meaning, weight), -np.inf)
 
@@ -304,7 +306,7 @@ class Index:
         weight = self.fact("weight")
         return WEIGHT if weight is None else float(weight)
 
-    def by_words(self, asked: words.Question) -> Floats32:
+    def by_words(self, asked: words.Question, is_allowed: Bools | np.bool = np.True_) -> Floats32:
         """Return the score of each passage [N]; 0 without a word of the question or, in a large index, a rare one.
 
         It is BM25; for the best passages that of 4-grams is added, and they stay the best.
@@ -319,7 +321,7 @@ class Index:
             if rows := self.table.execute(ranking, [query]).fetchall():
                 numbers, values = zip(*rows, strict=True)
                 scores[np.searchsorted(self._numbers, numbers)] = values
-        scores *= self.allowed(asked)
+        scores *= is_allowed
         answers = np.flatnonzero(scores)
         best = answers[best_of(scores[answers], RERANKED)]
         if len(best):
@@ -335,6 +337,14 @@ class Index:
         others = "SELECT id FROM places WHERE ?2 != '' AND instr(name, ?2 || '/') != 1"
         rows = self.table.execute(f"{excluded} UNION {others}", [asked.excluded, asked.folder])
         return ~np.isin(self._numbers, rows.fetchall())
+
+    def _check_folder(self, folder: str) -> None:
+        """Raise ConfigError for a folder that no file is in."""
+        inside = "SELECT 1 FROM files WHERE instr(name, ? || '/') = 1"
+        if folder and self._value(inside, folder) is None:
+            otherwise = "take one from the name of a document"
+            remedy = did_you_mean(folder, self.folders(), otherwise)
+            raise ConfigError(f"folder ({folder!r})", "no document is in it", remedy)
 
     def folders(self) -> list[str]:
         """Return the folders of files, as in names of documents."""

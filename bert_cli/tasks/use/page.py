@@ -43,9 +43,7 @@ POLICY = (
 )
 
 
-def run(
-    host: str | None, port: int, opening: Callable[[], tuple[JSONObject, Mapping[str, Call]]]
-) -> None:
+def run(host: str | None, port: int, opening: Callable[[], Mapping[str, Call]]) -> None:
     """Serve what `opening` returns until Ctrl-C. Raises ConfigError if the port is taken."""
     with listen(host, port) as listener:
         host, port = listener.getsockname()[:2]
@@ -53,7 +51,7 @@ def run(
         # The other addresses of this machine need the token.
         is_private = bool(LOOPBACK.fullmatch(in_address))
         token = None if is_private else secrets.token_urlsafe(16)
-        app = build_app(*opening(), token)
+        app = build_app(opening(), token)
         is_every = ipaddress.ip_address(host).is_unspecified
         shown = socket.gethostname() if is_every else in_address
         query = "" if is_private else f"?token={token}"
@@ -79,8 +77,8 @@ def listen(host: str | None, port: int) -> socket.socket:
         raise ConfigError(where, problem.partition(" (")[0], remedy) from None
 
 
-def build_app(about: JSONObject, calls: Mapping[str, Call], token: str | None) -> Starlette:
-    """Return the application: the page, `GET /api/about`, and `POST /api/NAME` for each call."""
+def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
+    """Return the application: the page, `GET /api/about`, and `POST /api/NAME` for each other call."""
     worker = ThreadPoolExecutor(1)  # one answer at a time: each uses all cores
     nonce = secrets.token_urlsafe(16)  # of the script and the style of the page; no others are used
     page = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
@@ -95,7 +93,7 @@ def build_app(about: JSONObject, calls: Mapping[str, Call], token: str | None) -
     def endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                work = call(await sent_by(request))
+                work = call(await sent_by(request) if request.method == "POST" else {})
             except BertError as mistake:
                 return refused(400, str(mistake))
             try:
@@ -112,8 +110,14 @@ def build_app(about: JSONObject, calls: Mapping[str, Call], token: str | None) -
     return Starlette(
         routes=[
             Route("/", lambda request: HTMLResponse(page)),
-            Route("/api/about", lambda request: JSONResponse(about)),
-            *(Route(f"/api/{n}", endpoint(call), methods=["POST"]) for n, call in calls.items()),
+            *(
+                Route(
+                    f"/api/{name}",
+                    endpoint(call),
+                    methods=["GET" if name == "about" else "POST"],
+                )
+                for name, call in calls.items()
+            ),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
         exception_handlers={HTTPException: lambda _, e: refused(e.status_code, e.detail)},

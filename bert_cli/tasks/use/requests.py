@@ -6,11 +6,11 @@ from pathlib import Path
 from pydantic import Field
 
 from bert_cli.config.use import ServeSettings
-from bert_cli.data.search import words
-from bert_cli.data.search.index import Half
+from bert_cli.data.search.index import AROUND, Half, Hit, Index
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import Loaded, validate
 from bert_cli.processes import quiet_imports
+from bert_cli.settings.markers import Hidden
 from bert_cli.settings.settings import Settings
 from bert_cli.tasks.search import opened
 
@@ -18,10 +18,13 @@ Call = Callable[[JSONObject], Callable[[], object]]
 """Checks the JSON of a request and returns the function that answers it. Raises BertError for a wrong request."""
 
 
-class Question(Settings):
-    """The request `search`. Without a question it is refused, as one without a word."""
+class Search(Settings):
+    """Find the passages of the user's own documents that answer a question; the best stands first.
 
-    question: str = ""
+    Each has its document, the characters from start to stop there, its page in a PDF, and its number, `passage`.
+    """
+
+    question: Hidden[str]
     """A question, or words; a "phrase" as it stands, and no passages with a -word."""
     top: int = Field(10, ge=1, le=100)
     """Number of passages."""
@@ -30,15 +33,34 @@ class Question(Settings):
     folder: str = ""
     """Folder of the documents, as it stands in their names; by default all."""
 
+    def hits(self, index: Index) -> list[Hit]:
+        """Return the passages."""
+        return index.ask(self.question, self.top, self.half, self.folder)
 
-class Place(Settings):
-    """The request `document`."""
 
-    passage: int = Field(0, ge=1, validate_default=True)
+class Read(Settings):
+    """Read a passage that `search` has found, and the passages of its document before and after it."""
+
+    passage: Hidden[int] = Field(ge=1)
     """Number of a passage."""
+    around: int = Field(5, ge=0, le=AROUND)
+    """Number of passages before it, and after it."""
+
+    def hits(self, index: Index) -> list[Hit]:
+        """Return the passages; none if the index no longer has the number."""
+        return index.document(self.passage, self.around)
 
 
-def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]:
+def row_of(hit: Hit, *left_out: str) -> JSONObject:
+    """Return a passage as it is answered: without its path, what it lacks, and the fields left out."""
+    return {
+        name: value
+        for name, value in hit._asdict().items()
+        if value is not None and name not in ("file", *left_out)
+    }
+
+
+def open_model(settings: ServeSettings) -> Mapping[str, Call]:
     """Open a model. `predict` takes an object of the JSON lines that `bert predict` reads, and returns its row."""
     with quiet_imports():
         from bert_cli.tasks.use.model import Model
@@ -49,30 +71,29 @@ def open_model(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]
         item = model.check(sent)
         return lambda: model.predict([item])[0]
 
-    return {"task": model.task, "name": Path(settings.path).name}, {"predict": predict}
+    about = {"task": model.task, "name": Path(settings.path).name}
+    return {"about": lambda sent: lambda: about, "predict": predict}
 
 
-def open_index(settings: ServeSettings) -> tuple[JSONObject, Mapping[str, Call]]:
+def open_index(settings: ServeSettings) -> Mapping[str, Call]:
     """Open an index. `search` returns passages that answer a question, `document` the passages around one."""
     index = opened.open_index(settings.path)
-    about: JSONObject = {"task": "search", "name": Path(settings.path).name}
-    about["has_meaning"] = index.embed is not None
-    about |= {name: index.count(name) for name in ("passages", "documents")}
-    about["folders"] = index.folders()
+
+    def about() -> object:
+        facts: JSONObject = {"task": "search", "name": Path(settings.path).name}
+        with index.snapshot():
+            facts["has_meaning"] = index.embed is not None
+            facts["has_new_vectors"] = index.has_vectors and index.fact("weights") != index.weights
+            facts |= {name: index.count(name) for name in ("passages", "documents")}
+            facts["folders"] = index.folders()
+        return facts
 
     def search(sent: JSONObject) -> Callable[[], object]:
-        asked = validate(Question, Loaded(sent))
-        words.parse(asked.question)
-
-        def answer() -> object:
-            hits = index.ask(asked.question, asked.top, asked.half, asked.folder)
-            rows = [hit._asdict() for hit in hits]
-            return {"hits": [{n: v for n, v in row.items() if n != "file"} for row in rows]}
-
-        return answer
+        asked = validate(Search, Loaded(sent))
+        return lambda: {"hits": [row_of(hit) for hit in asked.hits(index)]}
 
     def document(sent: JSONObject) -> Callable[[], object]:
-        passage = validate(Place, Loaded(sent)).passage
-        return lambda: {"passages": [hit.text for hit in index.document(passage)]}
+        asked = validate(Read, Loaded(sent))
+        return lambda: {"passages": [hit.text for hit in asked.hits(index)]}
 
-    return about, {"search": search, "document": document}
+    return {"about": lambda sent: about, "search": search, "document": document}

@@ -304,7 +304,7 @@ def test_an_open_index_does_not_mix_vectors_of_two_models(tmp_path):
             other.table.execute("DELETE FROM vectors")
             other.record(weights="another")
             other.add_vectors([1], VECTORS[:1])
-        with pytest.raises(DataError, match="has vectors of another model since it was opened"):
+        with pytest.raises(ConfigError, match="has vectors of another model since it was opened"):
             index.ask("coffee")
         assert [hit.score for hit in index.ask("coffee", half="words")] == lexical
         with other.changing():

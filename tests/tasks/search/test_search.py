@@ -28,7 +28,7 @@ from bert_cli.data.random import chooses
 from bert_cli.data.search.index import SCALE, WEIGHT, Index, open_index, write_index
 from bert_cli.data.search.passages import Document, Passage
 from bert_cli.data.search.words import parse
-from bert_cli.errors import CheckpointError, DataError
+from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.statistics import interval, mean_of
 from bert_cli.tasks.search import make, score
 from bert_cli.tasks.search.opened import Model
@@ -614,7 +614,7 @@ def test_an_open_index_says_what_was_replaced_under_it(manuals, model, tmp_path)
     write(manuals, {"new.txt": "A zebra.\n"})
     assert main(["search", "make", "other", "manuals"]) == 0
     os.replace("other", "index")
-    with pytest.raises(DataError, match="has vectors of another model since it was opened"):
+    with pytest.raises(ConfigError, match="has vectors of another model since it was opened"):
         moved.ask("zebra")
     assert [hit.text for hit in moved.ask("zebra", half="words")] == ["A zebra."]
     assert main(words) == 0 and open_index(Path("index")).weight == WEIGHT

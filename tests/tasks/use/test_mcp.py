@@ -93,10 +93,11 @@ def test_tools_are_listed_with_schemas_and_find_and_read_passages(client):
     assert {*tools} == {"search", "read"}
     for tool in tools.values():
         assert tool["description"] and tool["inputSchema"]["type"] == "object"
-    assert "question" in tools["search"]["inputSchema"]["properties"]
+    assert tools["search"]["inputSchema"]["required"] == ["question"]
+    assert tools["read"]["inputSchema"]["required"] == ["passage"]
     hit, *_ = client.call("search", question="what keeps you awake?", top=3)
     assert hit["document"] == "tea.txt" and "keeps you awake" in hit["text"]
-    assert hit["start"] < hit["stop"] and not {"file", "page"} & hit.keys()
+    assert hit["start"] < hit["stop"] and not {"file", "page", "words"} & hit.keys()
     around = client.call("read", passage=hit["passage"])
     assert [part["document"] for part in around] == ["tea.txt"] * len(around) and len(around) > 1
     (alone,) = client.call("read", passage=hit["passage"], around=0)
@@ -118,7 +119,7 @@ def test_a_client_of_another_version_gets_one_that_is_known(client):
     ("{", -32700),
     ("[" * 100_000, -32700),
     ('"\udcff"', -32700),  # as a byte that is no UTF-8
-    (f'{{"jsonrpc": "2.0", "id": 1, "method": "{"a" * 10**6}"}}', -32700),
+    (f'{{"jsonrpc": "2.0", "id": 1, "method": "{"a" * 10**6}"}}', -32601),
     ("[]", -32600),
     ("3", -32600),
     ('{"id": 1, "method": "ping"}', -32600),
@@ -129,7 +130,7 @@ def test_a_client_of_another_version_gets_one_that_is_known(client):
     ('{"jsonrpc": "2.0", "id": 1, "method": "resources/list"}', -32601),
     ('{"jsonrpc": "2.0", "id": 1, "method": {}}', -32601),
     ('{"jsonrpc": "2.0", "id": 1, "method": "\\ud83d\\u001b[31m"}', -32601),
-    ('{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": []}', -32602),
+    ('{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": [1]}', -32602),
     ('{"jsonrpc": "2.0", "id": 1, "method": "tools/call"}', -32602),
     ('{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "delete"}}', -32602),
     ('{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": ["search"]}}', -32602),
@@ -143,12 +144,15 @@ def test_what_is_no_request_is_refused_and_the_next_one_answered(line, code, cli
 
 @pytest.mark.parametrize(("tool", "arguments", "message"), [
     ("search", {}, "question"),
+    ("search", {"query": "tea"}, "question: is missing"),
     ("search", {"question": 3}, "question"),
     ("search", {"question": "a" * 20_000}, "more than 10,000"),
     ("search", {"question": "\ud83d tea"}, "question"),
     ("search", {"question": "tea", "top": 10**9}, "top"),
     ("search", {"question": "tea", "half": "meaning"}, "meaning"),
-    ("search", {"question": "tea", "path": "/etc/passwd"}, "path"),
+    ("search", {"question": "tea", "path": "/etc/passwd"}, "path: no such name; remove it"),
+    ("search", {"question": "tea", "folder": "nowhere"}, "folder ('nowhere'): no document is in it; take one"),
+    ("read", {}, "passage: is missing"),
     ("read", {"passage": -1}, "passage"),
     ("read", {"passage": "1; DROP TABLE passages"}, "passage"),
     ("read", {"passage": 10**30}, "passage"),
@@ -163,7 +167,9 @@ def test_notifications_and_answers_are_not_answered(client):
     for method in ("notifications/cancelled", "tools/call", "nothing"):
         client.send(json.dumps({"jsonrpc": "2.0", "method": method, "params": {"name": "search"}}))
     client.send('\n{"jsonrpc": "2.0", "id": 1, "result": {}}\n')
-    assert client.ask("ping")["result"] == {}
+    for parameters in ("null", "{}"):
+        line = f'{{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {parameters}}}'
+        assert client.answer(line)["result"] == {}
 
 
 def test_an_index_that_changes_is_answered_from_what_it_has_now(client, index):
