@@ -1,7 +1,7 @@
 """The text of documents (PDF, Word, OpenDocument, EPUB, HTML), which `converter.py` reads in a process of its own.
 
 That process has limits of memory and time, so that no document can take more; after one that ended it, another begins.
-Each document is read once: its text stays in a file without a name.
+Each process of `bert` reads a document once: its text stays in a file without a name.
 """
 
 import atexit
@@ -39,7 +39,7 @@ def text_of(path: Path, kind: str, read: Callable[[int], bytes]) -> bytes:
     what, package = PACKAGES[kind]
     if find_spec(package) is None:
         problem = f"is {what}, which needs the extra 'documents'"
-        raise DataError(str(path), problem, install_command("documents"))
+        raise DataError(str(path), problem, install_command("documents")) from ImportError(package)
     status = path.stat()
     try:
         return _converter().text_of((path, status.st_size, status.st_mtime_ns), kind, read)
@@ -54,15 +54,16 @@ class _Converter:
         self._process: Any = None
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._places: dict[object, tuple[int, int]] = {}
-        atexit.register(self.close)
+        atexit.register(self.end)
 
     def text_of(self, key: object, kind: str, read: Callable[[int], bytes]) -> bytes:
         """Return the text of a document that is known under a key."""
         if key not in self._places:
             text = self._convert(kind, read(MOST_BYTES + 1)).encode()
-            self._places[key] = (self._file.seek(0, os.SEEK_END), len(text))
+            begin = self._file.seek(0, os.SEEK_END)
             self._file.write(text)
             self._file.flush()
+            self._places[key] = (begin, len(text))
         start, size = self._places[key]
         return os.pread(self._file.fileno(), size, start)
 
@@ -93,15 +94,10 @@ class _Converter:
         self._process = None
         if process is None:
             return 0
-        with suppress(BrokenPipeError):
-            process.stdin.close()
-        process.stdout.close()
-        return int(process.wait())
-
-    def close(self) -> None:
-        """End the process and forget the texts."""
-        self.end()
-        self._file.close()
+        process.kill()  # it may be within a document
+        with suppress(BrokenPipeError), process:
+            process.wait()
+        return int(process.returncode)
 
 
 _converter = lru_cache(maxsize=1)(_Converter)

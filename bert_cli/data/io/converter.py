@@ -13,7 +13,6 @@ import resource
 import signal
 import sys
 import zipfile
-from itertools import pairwise
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,11 +20,6 @@ MOST_PAGES = 100_000
 MOST_BYTES = (
     1 << 27
 )  # of an unpacked file of a zip archive, whose tree takes up to ten times as many
-SAME_LINE = 3.0
-GUTTER = 12.0
-COLUMN = 100.0
-"""Points between the bottoms of boxes on a line, and the least widths of the gap between columns and of a column."""
-MIN_LINES = 12  # of two columns
 DEEPEST = 10_000  # calls, more than libxml2's limit of elements in one another
 SHORT_ROW = 200  # characters of a table's row that is written on one line
 NO_TITLE = re.compile(r"\.\w{1,5}$|^(microsoft|untitled|slide|title)\b", re.IGNORECASE)
@@ -68,29 +62,12 @@ def pdf(data: bytes) -> tuple[str, list[str]]:
         except pypdfium2.PdfiumError:  # of a damaged page
             pages.append("")
             continue
-        pages.append(_text_of(page.get_textpage()).replace("\r\n", "\n").translate(SIGNS))
+        text = page.get_textpage().get_text_bounded()
+        pages.append(text.replace("\r\n", "\n").translate(SIGNS))
         page.close()
     if not any(map(str.strip, pages)):
         raise FaultyError(f"has no text on its pages ({len(pages):,})", SCANNED)
     return document.get_metadata_dict().get("Title", ""), ["\n\f".join(pages)]
-
-
-def _text_of(page: Any) -> str:
-    """Return the text of a page; of two columns that were written line by line, one after the other.
-
-    A box is (left, bottom, right, top) in points.
-    """
-    boxes = [page.get_rect(number) for number in range(page.count_rects())]
-    gaps = [
-        (first[2] + second[0]) / 2
-        for first, second in pairwise(boxes)
-        if abs(first[1] - second[1]) < SAME_LINE and second[0] - first[2] > GUTTER
-        if min(first[2] - first[0], second[2] - second[0]) > COLUMN
-    ]
-    if len(gaps) <= max(MIN_LINES, len(boxes) / 4):
-        return str(page.get_text_bounded())
-    middle = sorted(gaps)[len(gaps) // 2]
-    return f"{page.get_text_bounded(right=middle)}\n{page.get_text_bounded(left=middle)}"
 
 
 def docx(data: bytes) -> tuple[str, list[str]]:

@@ -74,7 +74,7 @@ WITHIN: dict[Format, bytes] = {
 }
 """What the beginning of a zip archive has."""
 NAMED: dict[str, Format] = {
-    **{".csv": "csv", ".tsv": "tsv", ".txt": "plain", ".parquet": "parquet"},
+    **{".csv": "csv", ".tsv": "tsv", ".txt": "plain", ".md": "plain", ".parquet": "parquet"},
     **dict.fromkeys((".json", ".jsonl", ".ndjson", ".jsonlines"), "json-lines"),
     **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
     **{".docx": "docx", ".odt": "odt", ".epub": "epub", ".pdf": "pdf"},
@@ -151,11 +151,6 @@ def format_by_name(path: Path) -> Format | None:
     """Return the format that the suffix of a name stands for, before that of a compression."""
     name = path.stem if path.suffix.lower() in SUFFIXES else path.name
     return NAMED.get(Path(name).suffix.lower())
-
-
-def is_document(path: Path) -> bool:
-    """Return whether the name of a file is that of a document, which has its text in another form."""
-    return format_by_name(path) in DOCUMENTS
 
 
 def recognise(path: Path, reading: Reading) -> Part | None:

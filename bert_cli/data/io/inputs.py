@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from bert_cli.data.io.documents import recognise_lines
-from bert_cli.data.io.files import DOCUMENTS, Format, Part, Reading, is_document, recognise
+from bert_cli.data.io.files import DOCUMENTS, Format, Part, Reading, format_by_name, recognise
 from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import in_order
+from bert_cli.files import in_order, report_failure
 from bert_cli.processes import print_error
 from bert_cli.text import count
 
@@ -48,21 +48,26 @@ class LeftOut:
 
     @contextmanager
     def unless_text(self, path: Path) -> Iterator[None]:
-        """Leave a file out if the block raises DataError."""
+        """Leave a file out if the block raises DataError, or an error of the system."""
         try:
-            yield
+            with report_failure(str(path), "read", "check its permissions, or move it away"):
+                yield
         except DataError as error:
             if self._strict or path.resolve() in self._named:
                 raise
             self.problems[path] = error
 
     def report(self) -> None:
-        """Print how many files were left out, and the first ones: documents, which a person can mend, before others."""
-        errors = sorted(self.problems.items(), key=lambda item: not is_document(item[0]))
-        if errors:
-            shown = "".join(f"\n  {error}" for _, error in errors[:NAMED])
-            more = f"\n  and {len(errors) - NAMED:,} more" if errors[NAMED:] else ""
-            what = f"{count(len(errors), 'file')} that cannot be read as text"
+        """Print how many files were left out, and the first ones: texts and documents, which a person can mend."""
+        kinds = ("plain", *DOCUMENTS)
+        paths = sorted(self.problems, key=lambda path: format_by_name(path) not in kinds)
+        paths.sort(key=lambda path: format_by_name(path) != "plain")
+        if paths:
+            shown = "".join(f"\n  {self.problems[path]}" for path in paths[:NAMED])
+            suffixes = Counter(path.suffix or "without a suffix" for path in paths[NAMED:])
+            counts = ", ".join(f"{number:,} {suffix}" for suffix, number in suffixes.most_common())
+            more = f"\n  and {len(paths) - NAMED:,} more: {counts}" if paths[NAMED:] else ""
+            what = f"{count(len(paths), 'file')} that cannot be read as text"
             print_error(f"{self._command}: warning: left out {what}:{shown}{more}")
 
 

@@ -3,6 +3,7 @@
 Each file is a transaction, then each batch of vectors, so that a call that was killed continues.
 """
 
+import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -43,7 +44,8 @@ def run(settings: SearchMakeSettings) -> None:
         _read(index, names, settings)
         passages = count(index.count("passages"), "passage")
         documents = count(index.count("documents"), "document")
-        print_line(f"search: {documents} of {count(index.count('files'), 'file')}, {passages}")
+        files_read = index.count("(SELECT DISTINCT file FROM documents)")
+        print_line(f"search: {documents} of {count(files_read, 'file')}, {passages}")
         if model:
             _embed(index, model)
         else:
@@ -60,9 +62,11 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
         str(path): repr((stat.st_size, stat.st_mtime_ns, names[path], *form))
         for path, stat in ((path, path.stat()) for path in names)
     }
-    known = dict(index.table.execute("SELECT path, mark FROM files"))
+    # A file that was left out has its mark and, on another line, its problem.
+    rows = index.table.execute("SELECT path, mark FROM files")
+    known = {path: mark.partition("\n") for path, mark in rows}
     gone = known.keys() - marks.keys()
-    new = {path: mark for path, mark in marks.items() if known.get(path) != mark}
+    new = {path: mark for path, mark in marks.items() if known.get(path, [""])[0] != mark}
     if new or gone:
         with index.changing():
             index.record(lacks_text=True)  # until every file is read, whatever ends this call
@@ -83,15 +87,23 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
     if gone:
         with index.changing():
             index.table.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in gone])
+    for path in sorted(marks.keys() - new.keys()):
+        if problem := known[path][2]:
+            with left_out.unless_text(Path(path)):
+                raise DataError(*json.loads(problem))
     readable = {part.path: part for part in parts}
     characters = 0
     for path, mark in new.items():
-        if Path(path) in left_out.problems:
-            continue
         with left_out.unless_text(Path(path)), index.changing():
             file = index.add_file(path, names[Path(path)], mark)
             if part := readable.get(Path(path)):
                 characters += _add(index, file, documents_of(part, reading))
+        if error := left_out.problems.get(Path(path)):
+            # Permissions and packages may change without another mark.
+            is_fixed = not isinstance(error.__cause__, OSError | ImportError)
+            mark = f"{mark}\n{json.dumps(error.args)}" if is_fixed else ""
+            with index.changing():  # its earlier text is gone
+                index.add_file(path, names[Path(path)], mark)
     left_out.report()
     if characters:
         what = "running heads of manuals, pictures in base64, or without a word"

@@ -2,7 +2,8 @@
 
 import gzip
 import re
-from itertools import chain
+import signal
+import time
 
 import pytest
 from support.made_documents import (
@@ -91,15 +92,11 @@ def test_ligatures_of_old_fonts_of_tex_are_letters(tmp_path):
     assert read(tmp_path / "b.pdf", made_pdf([page, page]))[1] == [f"{letters} {letters}"]
 
 
-def test_empty_pages_count_and_two_columns_are_read_one_after_the_other(tmp_path):
-    left = [(row, (60, f"left {row} is a line of a column")) for row in range(20)]
-    right = [(row, (320, f"right {row} is a line of a column")) for row in range(20)]
+def test_empty_pages_count_and_lines_stay_in_the_order_in_which_they_were_written(tmp_path):
+    columns = [(n // 2, ((60, 320)[n % 2], f"{n} is a line of a column")) for n in range(40)]
+    wide = (21, (60, "one line of the full width goes on and on through the middle of its page"))
     path = tmp_path / "rows.pdf"
-    for order in (chain.from_iterable(zip(left, right, strict=True)), [*left, *right]):
-        path = tmp_path / f"{path.stem}s.pdf"
-        _, text = read(path, made_pdf([[], [*order]]))
-        joined = " ".join(text)
-        assert joined.index("left 19") < joined.index("right 0")
+    assert wide[1][1] in " ".join(read(path, made_pdf([[], [*columns, wide]]))[1])
     (part,) = recognise_lines([files.recognise(path, READING)], READING)
     (document,) = documents_of(part, READING)
     assert document.pages == [0]
@@ -228,6 +225,17 @@ def test_a_document_has_limits_of_time_and_memory_and_the_next_one_is_read(tmp_p
     conversion._converter().end()
 
 
+def test_a_call_that_is_interrupted_does_not_wait_for_its_document(tmp_path):
+    (tmp_path / "a.html").write_text(f"<!DOCTYPE html>{'<p>many paragraphs</p>' * 1_000_000}")
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        files.recognise(tmp_path / "a.html", READING)
+    begun = time.monotonic()
+    assert conversion._converter().end() == -signal.SIGKILL
+    assert time.monotonic() - begun < 1.0
+
+
 def test_without_the_extra_a_document_is_named_with_the_line_that_installs_it(
     tmp_path, monkeypatch
 ):
@@ -244,6 +252,7 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_strict_stops(tmp_path, caps
     (folder / "c.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (folder / "d").write_bytes(b"\x7fELF\x02")
     (folder / "e.txt").write_bytes("Das Café.\n".encode("latin-1"))
+    (folder / "e").symlink_to("/proc/self/mem")
     (folder / "f.md").write_text("---\ntitle: Masts\n---\n\n---\n\n# A mast\n\nIt is tall.\n")
     left_out = inputs.LeftOut("preprocess", [folder], strict=False)
     parts, _ = inputs.open_text(folder, tmp_path / "out", READING, (), left_out)
@@ -252,9 +261,11 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_strict_stops(tmp_path, caps
         "Masts"
     ]
     err = capsys.readouterr().err.splitlines()
-    assert err[0] == "preprocess: warning: left out 4 files that cannot be read as text:"
-    assert "b.pdf: is a PDF that has no text on its pages (1)" in err[1] and len(err) == 5
-    assert err[4] == "  and 1 more"
+    assert err[0] == "preprocess: warning: left out 5 files that cannot be read as text:"
+    assert "e.txt (line 1): byte 0xE9 is not UTF-8" in err[1] and len(err) == 5
+    assert "b.pdf: is a PDF that has no text on its pages (1)" in err[2]
+    assert err[4] == "  and 2 more: 2 without a suffix"
+    assert "cannot be read (Input/output error)" in str(left_out.problems[folder / "e"])
     strict = inputs.LeftOut("preprocess", [folder], strict=True)
     with pytest.raises(DataError, match=r"b\.pdf"):
         inputs.open_text(folder, tmp_path / "out", READING, (), strict)

@@ -385,12 +385,23 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, capsys):
     assert "search: 4 documents of 3 files, 5 passages" in captured.out
     assert captured.err.count("left out") == 1
     assert "left out 5 files that cannot be read as text:\n" in captured.err
-    assert "hull.png: is a picture" in captured.err and "\n  and 2 more" in captured.err
+    assert (
+        "hull.png: is a picture" in captured.err
+        and "\n  and 2 more: 1 .json, 1 .csv" in captured.err
+    )
     assert "more is a link to a folder and is not read; name it too" in captured.err
-    before = content("index")
-    assert main(["search", "make", "index", "manuals"]) == 0 and content("index") == before
+    before = Path("index").read_bytes()
+    assert main(["search", "make", "index", "manuals"]) == 0
+    assert Path("index").read_bytes() == before
+    assert "left out 5 files" in capsys.readouterr().err
     assert main(["search", "make", "other.index", "manuals/hull.png"]) == 3
     assert "hull.png: is a picture" in capsys.readouterr().err.splitlines()[-1]
+    assert open_index(Path("index")).ask("mounts")
+    shutil.copy(manuals / "hull.png", manuals / "mount.txt")
+    assert main(["search", "make", "index", "manuals"]) == 0
+    assert "search: 3 documents of 2 files" in capsys.readouterr().out
+    assert not open_index(Path("index")).ask("mounts")
+    assert main(["search", "make", "index", "manuals", "--strict"]) == 3
 
 
 def test_an_answer_of_a_pdf_names_its_page(manuals, capsys):
