@@ -230,20 +230,20 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
         raise ConfigError(f"{program} (--)", "takes no command", "leave out the --")
     before_dashes, behind = split_at_dashes(words)
     typed, rest = read_flags(options, before_dashes, program)
+    unknown = [word for word in rest if not _is_value(options, word)]
     if has_command and "--" in words:
         typed["command"] = behind
-    elif all(_is_value(options, word) for word in rest):
+    elif not unknown:
         rest += behind
         for option in positional:
             if rest:
                 typed[option.name] = rest if option.is_list else rest[0]
             rest = [] if option.is_list else rest[1:]
     # A word after an unknown flag is probably its value.
-    unknown = [word for word in rest if not _is_value(options, word)]
     if rest and (not unknown or (program == "bert launch" and rest[0] not in unknown)):
         remedy = (
-            "quote a text with spaces, write a list as A,B and a config as --config FILE, "
-            f"see {program} --help"
+            "quote a text with spaces, put options before --, "
+            f"write a list as A,B and a config as --config FILE, see {program} --help"
         )
         where = f"{program} ({' '.join(rest)})"
         raise ConfigError(where, "too many arguments", SURPLUS.get(program, remedy))

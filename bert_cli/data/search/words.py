@@ -33,12 +33,12 @@ UNSEEN = re.compile("[\u00ad\u034f\u0640\u115f\u1160\u180b-\u180f\u200c-\u200f\u
 """Characters within words that nobody sees: soft hyphens, joiners, directions; and the stretching of Arabic words."""
 QUOTES = str.maketrans("“”„", '"' * 3)
 OPERATOR = re.compile(
-    r'(?P<excluded>(?<!\S)-(?:"[^"]*"|(?:[^\W\d_]{4}|[^\x00-\x7f])[^\s"]*))|'
+    r'(?P<excluded>(?<!\S)-(?:"[^"]*"|(?:[A-Z]{3}|[^\W\d_]{4}|[^\x00-\x7f])[^\s"]*))|'
     r'(?P<exact>"[^"]*"|(?<!\w)(?:--|[~.]{0,2}/)\w[^\s"]*)'
 )
 """What a question excludes, a word or a phrase, and what it means exactly: a phrase, an option or a path.
 
-Fewer than four letters from A to Z after a dash are an option, as in `tar -xzf`, which is asked for.
+Up to three letters from a to z after a dash are an option, as in `tar -xzf`, which is asked for; `-NFS` excludes.
 """
 NOTHING = '""'  # an expression of FTS5 that no passage matches
 
@@ -145,7 +145,9 @@ def parse(question: str) -> Question:
 
 def no_word(question: str) -> ConfigError:
     """Return the error of a question without a word."""
-    return ConfigError(f"question ({question!r})", "has no word", "ask with a word")
+    return ConfigError(
+        f"question ({question!r})", "has no word", "ask with a word; -word only excludes"
+    )
 
 
 def spans(text: str, terms: Iterable[str]) -> list[tuple[int, int]]:

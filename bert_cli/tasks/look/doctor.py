@@ -1,10 +1,11 @@
 """`bert doctor`: check this machine, and a run before it is started."""
 
 import os
+from importlib.util import find_spec
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import DoctorRunSettings, DoctorSettings
-from bert_cli.errors import DeviceError
+from bert_cli.errors import COMPLETE, DeviceError
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import print_line
 from bert_cli.tasks.look import machine
@@ -33,8 +34,12 @@ def examine(settings: DoctorSettings | DoctorRunSettings, report: Report) -> Rep
     try:
         from bert_cli.tasks.look.examine import check_devices, check_run
     except ImportError as error:  # of the engine's framework
-        problem = f"import failed: {type(error).__name__}: {error}".splitlines()[0]
-        remedy = "install the tool in a new environment"
+        if find_spec(settings.engine) is None and not isinstance(settings, PretrainSettings):
+            without = "not installed; search, predict and serve need none"
+            report.add("ok", settings.engine, without)
+            return report
+        problem = f"import failed: {error}".splitlines()[0]
+        remedy = f"run `{COMPLETE}` in a new environment"
         report.error(settings.engine, DeviceError(settings.engine, problem, remedy))
         return report
     devices = check_devices(report, settings)

@@ -87,7 +87,7 @@ def model_of(opened: Index) -> Model | None:
         where = f"{opened.path} (vectors of the model {name})"
         remedy = (
             "run `bert search make` with --model NEW, which keeps the vectors if only the model's folder was moved, "
-            "or ask with --words"
+            "or use `bert search ask` with --words"
         )
         raise CheckpointError(where, error.problem, remedy) from None
 
@@ -120,5 +120,7 @@ def open_index(path: str | Path, half: Half | None = None) -> Index:
     opened.weights = model.weights
     if opened.fact("weights") != opened.weights:
         problem = f"has vectors of {name} before it was changed"
-        raise ConfigError(str(path), problem, "run `bert search make` again, or ask with --words")
+        raise ConfigError(
+            str(path), problem, "run `bert search make` again, or `bert search ask` with --words"
+        )
     return opened

@@ -142,6 +142,7 @@ LINKS = [
         ("hard -links", [2], ["hard"]),
         ("hard -zebra", [1, 2], ["Hard", "hard", "hard"]),
         ("copy -any", [1, 3], ["copy"]),
+        ("copy -ANY", [1], ["copy"]),
         ("elsewhere -ḍoṫ", [3], ["elsewhere"]),
         ("/etc/fstab", [0], ["etc", "fstab"]),
         ("what is in (/etc/fstab)?", [0], ["etc", "fstab"]),
@@ -356,7 +357,7 @@ def test_while_a_large_file_is_read_readers_are_not_locked_out_and_other_writers
     [
         ("?!", "has no word"),
         ("", "has no word"),
-        ("-coffee", "has no word"),
+        ("-coffee", "has no word; ask with a word; -word only excludes"),
         ('""', "has no word"),
         ('a "roasted bean', "has a quotation mark without its other; end the phrase with it, or"),
         ("\0", "has no word"),

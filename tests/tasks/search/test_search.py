@@ -521,6 +521,7 @@ def test_bad_calls_are_errors_and_lose_nothing(manuals, capsys):
         (["ask", "index", "disk", "--words", "--meaning"], 2, "cannot be combined"),
         (["ask", "index", "disk", "--meaning"], 2, "has no vectors"),
         (["ask", "index", "how", "many"], 2, "too many arguments; quote a text with spaces"),
+        (["ask", "index", "--", "--move", "--top", "2"], 2, "put options before --"),
         (["make", "folder", "manuals"], 3, "folder: is a folder"),
         (["export", "index", "manuals/mount.txt"], 3, "exists"),
     ):

@@ -152,6 +152,11 @@ def test_what_needs_more_says_what_installs_it(words, run, models):
     assert done.returncode == 2 and REMEDY in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_doctor_finds_nothing_wrong_with_a_small_installation(run):
+    done = run("doctor")
+    assert done.returncode == 0 and "not installed; search, predict and serve" in done.stdout
+
+
 def test_the_lock_has_lines_of_the_other_and_all_that_its_packages_require():
     lines = LOCK.read_text().splitlines()
     known = (ROOT / "requirements.lock").read_text().splitlines()
