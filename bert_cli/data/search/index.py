@@ -280,7 +280,11 @@ class Index:
                 problem = "the index has vectors of another model since it was opened"
                 remedy = "open it again (start `bert serve` again), or ask by words"
                 raise ConfigError("meaning", problem, remedy)
-            self._check_folder(asked.folder)
+            inside = "SELECT 1 FROM files WHERE instr(name, ? || '/') = 1"
+            if asked.folder and self._value(inside, asked.folder) is None:
+                otherwise = "take one from the name of a document"
+                remedy = did_you_mean(asked.folder, self.folders(), otherwise)
+                raise ConfigError(f"folder ({folder!r})", "no document is in it", remedy)
             half = half or (None if self.embed and self._has_vectors else "words")
             if half == "words" and not asked.terms:
                 raise words.no_word(question)
@@ -337,14 +341,6 @@ class Index:
         others = "SELECT id FROM places WHERE ?2 != '' AND instr(name, ?2 || '/') != 1"
         rows = self.table.execute(f"{excluded} UNION {others}", [asked.excluded, asked.folder])
         return ~np.isin(self._numbers, rows.fetchall())
-
-    def _check_folder(self, folder: str) -> None:
-        """Raise ConfigError for a folder that no file is in."""
-        inside = "SELECT 1 FROM files WHERE instr(name, ? || '/') = 1"
-        if folder and self._value(inside, folder) is None:
-            otherwise = "take one from the name of a document"
-            remedy = did_you_mean(folder, self.folders(), otherwise)
-            raise ConfigError(f"folder ({folder!r})", "no document is in it", remedy)
 
     def folders(self) -> list[str]:
         """Return the folders of files, as in names of documents."""

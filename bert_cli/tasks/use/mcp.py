@@ -6,29 +6,22 @@ package brings 26 MB for servers over HTTP; tests/tasks/use/test_mcp.py is its c
 
 import json
 import traceback
-from functools import partial
 
 import bert_cli
 from bert_cli.data.search.index import Index
 from bert_cli.errors import BertError, printable
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import Loaded, validate
-from bert_cli.processes import answer_lines, print_error
-from bert_cli.tasks.use.requests import Read, Search, row_of
+from bert_cli.processes import print_error
+from bert_cli.tasks.use.requests import TOOLS, row_of
 
 VERSIONS = ("2025-06-18", "2024-11-05")  # of the protocol; who asks for another gets the first
-TOOLS: dict[str, type[Search] | type[Read]] = {"search": Search, "read": Read}
 # Errors of JSON-RPC.
 NO_JSON = -32700
 NO_REQUEST = -32600
 NO_METHOD = -32601
 WRONG_PARAMETERS = -32602
 FAILED = -32603
-
-
-def run(index: Index) -> None:
-    """Answer the messages of standard input to its end."""
-    answer_lines(partial(answer_of, index))
 
 
 def answer_of(index: Index, line: bytes) -> str:

@@ -93,7 +93,7 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
     def endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                work = call(await sent_by(request) if request.method == "POST" else {})
+                work = call(await sent_by(request))
             except BertError as mistake:
                 return refused(400, str(mistake))
             try:
@@ -110,14 +110,8 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
     return Starlette(
         routes=[
             Route("/", lambda request: HTMLResponse(page)),
-            *(
-                Route(
-                    f"/api/{name}",
-                    endpoint(call),
-                    methods=["GET" if name == "about" else "POST"],
-                )
-                for name, call in calls.items()
-            ),
+            Route("/api/about", endpoint(calls["about"])),
+            *(Route(f"/api/{name}", endpoint(calls[name]), methods=["POST"]) for name in calls),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
         exception_handlers={HTTPException: lambda _, e: refused(e.status_code, e.detail)},
@@ -148,14 +142,14 @@ def refusal(request: Request, token: str | None) -> tuple[int, str]:
 
 
 async def sent_by(request: Request) -> JSONObject:
-    """Return the JSON object of a request. Raises HTTPException for anything else, or too many bytes."""
+    """Return the JSON object of a request, by default an empty one. Raises HTTPException for others, or too many bytes."""
     body = b""
     async for part in request.stream():  # to its end: a client that still sends reads no answer
         body = body + part if len(body) <= MOST_BYTES else body
     if len(body) > MOST_BYTES:
         raise HTTPException(413, f"the request is too large: send at most {MOST_BYTES:,} bytes")
     try:
-        sent = json.loads(body)
+        sent = json.loads(body or b"{}")
     except (ValueError, RecursionError):
         sent = None
     if not isinstance(sent, dict):

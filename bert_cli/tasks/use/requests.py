@@ -1,6 +1,7 @@
 """What `bert serve` answers about a model or an index, over HTTP and by the Model Context Protocol."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
@@ -51,6 +52,9 @@ class Read(Settings):
         return index.document(self.passage, self.around)
 
 
+TOOLS: dict[str, type[Search] | type[Read]] = {"search": Search, "read": Read}
+
+
 def row_of(hit: Hit, *left_out: str) -> JSONObject:
     """Return a passage as it is answered: without its path, what it lacks, and the fields left out."""
     return {
@@ -76,7 +80,7 @@ def open_model(settings: ServeSettings) -> Mapping[str, Call]:
 
 
 def open_index(settings: ServeSettings) -> Mapping[str, Call]:
-    """Open an index. `search` returns passages that answer a question, `document` the passages around one."""
+    """Open an index, which has the requests of TOOLS."""
     index = opened.open_index(settings.path)
 
     def about() -> object:
@@ -88,12 +92,9 @@ def open_index(settings: ServeSettings) -> Mapping[str, Call]:
             facts["folders"] = index.folders()
         return facts
 
-    def search(sent: JSONObject) -> Callable[[], object]:
-        asked = validate(Search, Loaded(sent))
+    def find(form: type[Search] | type[Read], sent: JSONObject) -> Callable[[], object]:
+        asked = validate(form, Loaded(sent))
         return lambda: {"hits": [row_of(hit) for hit in asked.hits(index)]}
 
-    def document(sent: JSONObject) -> Callable[[], object]:
-        asked = validate(Read, Loaded(sent))
-        return lambda: {"passages": [hit.text for hit in asked.hits(index)]}
-
-    return {"about": lambda sent: about, "search": search, "document": document}
+    tools = {name: partial(find, form) for name, form in TOOLS.items()}
+    return {"about": lambda sent: about, **tools}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bert_cli.config.use import ServeSettings
 from bert_cli.errors import ConfigError
+from bert_cli.processes import answer_lines
 from bert_cli.tasks.search import opened
 from bert_cli.tasks.use import mcp
 from bert_cli.tasks.use.requests import open_index, open_model
@@ -22,7 +23,7 @@ def run(settings: ServeSettings) -> None:
         raise ConfigError("none_below", "has no effect on an index", "leave it out")
     with suppress(KeyboardInterrupt):
         if settings.mcp:
-            mcp.run(opened.open_index(settings.path))
+            answer_lines(partial(mcp.answer_of, opened.open_index(settings.path)))
             return
         from bert_cli.tasks.use import page  # the extra `serve`
 

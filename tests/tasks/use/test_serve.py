@@ -250,9 +250,9 @@ def test_a_search_is_answered_as_open_index_answers(half, index, found):
 
 def test_a_document_is_read_around_its_passage(index, found):
     (hit,) = open_index(index).ask("boats", 1, "words")
-    answer = post(f"{found}api/document", json={"passage": hit.passage}).json()
-    assert " ".join(answer["passages"]).split() == TEXTS["sea/boats.txt"].split()
-    assert post(f"{found}api/document", json={"passage": 10**6}).json() == {"passages": []}
+    rows = post(f"{found}api/read", json={"passage": hit.passage}).json()["hits"]
+    assert " ".join(row["text"] for row in rows).split() == TEXTS["sea/boats.txt"].split()
+    assert post(f"{found}api/read", json={"passage": 10**6}).json() == {"hits": []}
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_a_document_is_read_around_its_passage(index, found):
         ("search", {"question": "a", "top": 10**9}, "top"),
         ("search", {"question": "?!"}, "has no word; ask with a word"),
         ("search", {"question": "a" * 20_000}, "has 20,000 characters, more than 10,000"),
-        ("document", {}, "passage: is missing"),
-        ("document", {"passage": "x"}, "passage: got 'x'"),
-        ("document", {"passage": 2**70}, "passage"),
+        ("read", {}, "passage: is missing"),
+        ("read", {"passage": "x"}, "passage: got 'x'"),
+        ("read", {"passage": 2**70}, "passage"),
     ],
 )  # fmt: skip
 def test_a_wrong_search_is_answered_with_what_is_wrong(name, sent, message, found):
@@ -459,7 +459,7 @@ def test_an_index_is_searched_by_keyboard_a_document_opens_beside_or_is_told_to_
     assert page.locator(".hit:focus b").text_content() == "All about tea"
     page.keyboard.press("ArrowUp")
     assert page.locator("#question:focus").count() == 1
-    page.route("**/api/document", lambda route: route.fulfill(json={"passages": []}))
+    page.route("**/api/read", lambda route: route.fulfill(json={"hits": []}))
     first.click()
     page.locator("#document p", has_text="no longer has this passage: search again").wait_for()
 
