@@ -1,10 +1,11 @@
 """The program that reads documents in a process of its own: PDF, Word, OpenDocument, EPUB and HTML become plain text.
 
 It imports nothing of the package. Standard input has lines of JSON, each with the bytes of a file behind it; standard
-output has one line of JSON for each. At its limits of memory and time the system ends it. The text is what `bert`
+output has one line of JSON for each. The system ends it when it exceeds its memory or time. The text is what `bert`
 reads from plain files: front matter with the title, headings with `#`, a form feed before each page but the first.
 """
 
+import codecs
 import io
 import json
 import posixpath
@@ -13,6 +14,7 @@ import resource
 import signal
 import sys
 import zipfile
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,23 +24,43 @@ MOST_BYTES = (
 )  # of an unpacked file of a zip archive, whose tree takes up to ten times as many
 DEEPEST = 10_000  # calls, more than libxml2's limit of elements in one another
 SHORT_ROW = 200  # characters of a table's row that is written on one line
-NO_TITLE = re.compile(r"\.\w{1,5}$|^(microsoft|untitled|slide|title)\b", re.IGNORECASE)
+NO_TITLE = re.compile(
+    r"\.(docx?|odt|rtf|pdf|txt|md|tex|dvi|e?ps|html?|pptx?|xlsx?|indd)$|^(microsoft \w+ - |untitled ?\d*$|slide \d+$)",
+    re.IGNORECASE,
+)
 """Titles that a program has written: the name of a file, or of the program."""
+MARKS = {
+    b"\xef\xbb\xbf": "utf-8-sig",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+    b"<\0": "utf-16-le",
+    b"\0<": "utf-16-be",
+}
+DECLARED = re.compile(
+    rb"<(?:\?xml[^>]*encoding|meta[^>]*charset)\s*=\s*[\"']?\s*(?!utf-?16)([\w.:-]+)", re.IGNORECASE
+)
+BROWSERS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "shift_jis": "cp932"}
+"""Encodings of web pages: by their first bytes, as they declare it, and the larger one that browsers read instead."""
+FAULTS = re.compile("[\ufffd\0-\x08\x0e-\x1f\x7f-\x9f]")
 # The names of elements without namespaces, of all kinds of XML.
 BLOCKS = re.compile(
-    "p|tr|t[dhc]|br|hr?|h[1-6]|table-row|table-cell|line-break|div|li|d[td]|pre|blockquote|section|article|main|header|"
+    "p|tr|t[dhc]|br|cr|hr?|h[1-6]|table-row|table-cell|line-break|div|li|d[td]|pre|blockquote|section|article|main|header|"
     "table|caption|ul|ol|fig(ure|caption)|address|details|summary|aside|form|fieldset|option"
 )
 LEFT_OUT = re.compile(
-    "pPr|moveFrom|Fallback|annotation|tracked-changes|note-citation|forms|title|desc|binary-data|script|style|template|"
-    "noscript|nav|footer|svg|iframe|object|select|textarea|button|head"
+    "pPr|moveFrom|Fallback|annotation|tracked-changes|note-citation|note-body|forms|title|desc|binary-data|script|style|template|"
+    "noscript|nav|svg|iframe|object|select|textarea|head"
 )
-LANDMARKS = {"navigation", "banner", "contentinfo", "search"}
+HIDDEN = (
+    "//body//*[@hidden or @aria-hidden='true' or contains(translate(@style, ' ', ''), 'display:none') or @role='search'"
+    " or self::footer[not(ancestor::article)] or @role='navigation' or @role='banner' or @role='contentinfo']"
+)
+"""What a web page does not show, or has around its text."""
 ROWS = {"tr", "table-row"}
 SIGNS: dict[int, str | None] = {code: None for code in range(32) if code not in (9, 10)}
 """What control characters of PDFium are: a hyphen with the end of its line, and the ligatures of TeX's old fonts."""
 SIGNS |= {2: "-\n", 11: "ff", 12: "fi", 13: "fl", 14: "ffi", 15: "ffl"}
-SPACES = {"tab": " ", "s": " ", "noBreakHyphen": "-"}
+SPACES = {"tab": " ", "ptab": " ", "s": " ", "noBreakHyphen": "-"}
 LOCKED = "is encrypted", "save a copy without its password"
 SCANNED = "its pages are pictures: recognise their text first, as with `ocrmypdf IN.pdf OUT.pdf`"
 TOO_LARGE = "export it as plain text, or split it"
@@ -57,17 +79,16 @@ def pdf(data: bytes) -> tuple[str, list[str]]:
         raise FaultyError(f"has {len(document):,} pages, more than {MOST_PAGES:,}", TOO_LARGE)
     pages: list[str] = []
     for number in range(len(document)):
-        try:
-            page = document[number]
-        except pypdfium2.PdfiumError:  # of a damaged page
-            pages.append("")
-            continue
-        text = page.get_textpage().get_text_bounded()
+        text = ""
+        with suppress(pypdfium2.PdfiumError):  # of a damaged page
+            text = document[number].get_textpage().get_text_bounded()
         pages.append(text.replace("\r\n", "\n").translate(SIGNS))
-        page.close()
     if not any(map(str.strip, pages)):
         raise FaultyError(f"has no text on its pages ({len(pages):,})", SCANNED)
-    return document.get_metadata_dict().get("Title", ""), ["\n\f".join(pages)]
+    title = ""
+    with suppress(UnicodeDecodeError):
+        title = document.get_metadata_value("Title")
+    return title, ["\n\f".join(pages)]
 
 
 def docx(data: bytes) -> tuple[str, list[str]]:
@@ -75,11 +96,8 @@ def docx(data: bytes) -> tuple[str, list[str]]:
     archive = zipfile.ZipFile(io.BytesIO(data))
     levels: dict[str, int] = {}
     for style in _root_of(archive, "word/styles.xml"):
-        outline = _value(style, "pPr", "outlineLvl")
-        if match := re.fullmatch(r"heading (\d)|title", _value(style, "name").lower()):
-            levels[_attribute(style, "styleId")] = int(match[1] or 1)
-        elif re.fullmatch("[0-8]", outline):
-            levels[_attribute(style, "styleId")] = int(outline) + 1
+        if match := re.fullmatch(r"heading (\d)|title", _value(style, "name/val").lower()):
+            levels[_value(style, "styleId")] = min(int(match[1] or 1), 6)
     lines = Lines(levels)
     lines.add(_root_of(archive, "word/document.xml", needed=True))
     for name in ("word/footnotes.xml", "word/endnotes.xml"):
@@ -88,12 +106,14 @@ def docx(data: bytes) -> tuple[str, list[str]]:
 
 
 def odt(data: bytes) -> tuple[str, list[str]]:
-    """Return the title and the lines of an OpenDocument text."""
+    """Return the title and the lines of an OpenDocument text, its notes at the end."""
     archive = zipfile.ZipFile(io.BytesIO(data))
     if _root_of(archive, "META-INF/manifest.xml").find(".//{*}encryption-data") is not None:
         raise FaultyError(*LOCKED)
     lines = Lines()
-    lines.add(_root_of(archive, "content.xml", needed=True))
+    root = _root_of(archive, "content.xml", needed=True)
+    for element in (root, *root.iterfind(".//{*}note-body/*")):
+        lines.add(element)
     return _title_of(archive, "meta.xml"), lines.lines
 
 
@@ -118,19 +138,38 @@ def html(data: bytes) -> tuple[str, list[str]]:
     """Return the title and the lines of a web page, without navigation, scripts and what is hidden."""
     import lxml.html
 
-    try:
-        data.decode()
-        encoding = "utf-8"
-    except UnicodeDecodeError:
-        encoding = None  # the page says it
     # Pages with tags that are never closed are some thousand elements deep.
-    parser = lxml.html.HTMLParser(encoding=encoding, no_network=True, huge_tree=True)
-    root = lxml.html.document_fromstring(data, parser)
+    parser = lxml.html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
+    root = lxml.html.document_fromstring(_decoded(data).replace("\0", "").encode(), parser)
     if any("depth" in error.message for error in parser.error_log):
         raise FaultyError("has too many elements within one another", TOO_LARGE)
+    for element in root.xpath(HIDDEN):
+        element.drop_tree()
     lines = Lines()
     lines.add(root)
     return root.findtext(".//title") or "", lines.lines
+
+
+def _decoded(data: bytes) -> str:
+    """Return the text of a web page, in UTF-8 or as it declares, or else in Windows' encoding of the West."""
+    for mark, encoding in MARKS.items():
+        if data.startswith(mark):
+            return data.decode(encoding, "replace")
+    declared = "utf-8"
+    with suppress(LookupError):
+        if match := DECLARED.search(data[:4096]):
+            declared = codecs.lookup(match[1].decode()).name
+    declared = BROWSERS.get(declared, declared)
+    encodings = (("utf-8", 4), (declared, 4), ("cp1252", 40))
+    for encoding, least in encodings[data.isascii() :]:  # ASCII may have its characters in escapes
+        text = data.decode(encoding, "replace")
+        faults = len(text) - len(FAULTS.sub("", text))
+        others = len(text) - len(text.encode("ascii", "ignore"))
+        if least * faults <= others:
+            return text
+    if 1000 * faults <= len(text):
+        return text
+    raise FaultyError("is in an unknown encoding", "save it as UTF-8")
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -154,16 +193,10 @@ def _title_of(archive: zipfile.ZipFile, name: str) -> str:
     return _root_of(archive, name).findtext(".//{*}title") or ""
 
 
-def _attribute(element: Any, name: str) -> str:
-    """Return an attribute by its name without a namespace."""
-    values = (value for key, value in element.items() if key.rpartition("}")[2] == name)
-    return next(values, "")
-
-
-def _value(element: Any, *names: str) -> str:
-    """Return the `val` of the element at a path of names below one, as Word has its properties."""
-    below = element.find("/".join(f"{{*}}{name}" for name in names))
-    return "" if below is None else _attribute(below, "val")
+def _value(element: Any, path: str) -> str:
+    """Return the attribute at a path of names below an element, whatever their namespaces are."""
+    *names, last = (f"*[local-name()='{name}']" for name in path.split("/"))
+    return str(element.xpath(f"string({'/'.join([*names, f'@{last}'])})"))
 
 
 class Lines:
@@ -182,8 +215,7 @@ class Lines:
     def add(self, element: Any) -> None:
         """Add an element with all that is in it."""
         name = element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
-        hidden = element.get("aria-hidden") == "true" or element.get("hidden") is not None
-        if not name or LEFT_OUT.fullmatch(name) or hidden or element.get("role") in LANDMARKS:
+        if not name or LEFT_OUT.fullmatch(name):
             return
         is_block = bool(BLOCKS.fullmatch(name))
         if is_block:
@@ -206,8 +238,8 @@ class Lines:
 
     def _level(self, element: Any, name: str) -> int:
         if self._levels is not None:
-            return self._levels.get(_value(element, "pPr", "pStyle"), 0)
-        level = name[1:] if re.fullmatch("h[1-6]", name) else _attribute(element, "outline-level")
+            return self._levels.get(_value(element, "pPr/pStyle/val"), 0)
+        level = name[1:] if re.fullmatch("h[1-6]", name) else _value(element, "outline-level")
         return min(int(level or 0), 6)
 
     def _write(self, text: str) -> None:
@@ -224,31 +256,38 @@ class Lines:
         self._begun.clear()
 
 
-def convert(kind: str, data: bytes) -> dict[str, str]:
+def convert(kind: str, data: bytes) -> list[str]:
     """Return the text of a document, or the problem and the remedy."""
     try:
         title, lines = READERS[kind](data)
         if not lines:
             raise FaultyError("has no text", "leave it out, or export its text")
     except FaultyError as error:
-        return dict(zip(("problem", "remedy"), error.args, strict=True))
+        return list(error.args)
     except MemoryError:
-        return {"problem": "needs too much memory", "remedy": TOO_LARGE}
+        return ["needs too much memory", TOO_LARGE]
     except Exception as error:  # of a file that its library does not expect
-        is_locked = "password" in str(error)
+        if "password" in str(error):
+            return list(LOCKED)
         reason = str(error).partition(" (<string>")[0]
-        damaged = f"is damaged or too large ({reason})", "download or copy the file again"
-        return dict(zip(("problem", "remedy"), LOCKED if is_locked else damaged, strict=True))
+        return [f"is damaged or too large ({reason})", "download or copy the file again"]
     title = " ".join(title.split())
-    head = f"---\ntitle: {title}\n---\n" if title and not NO_TITLE.search(title) else ""
-    return {"text": head + "\n".join(lines)}
+    if NO_TITLE.search(title):
+        title = ""
+    # Always, so that no line of the text is taken for it.
+    return ["\n".join(["---", f'title: "{title}"', "---", *lines])]
 
 
 def main(memory: int) -> None:
     """Answer until standard input ends; `memory` is the limit in bytes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     sys.setrecursionlimit(DEEPEST)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    for limit, size in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+    ):
+        resource.setrlimit(limit, (size, size))
     while request := sys.stdin.buffer.readline():
         kind, size, seconds = json.loads(request)
         data = sys.stdin.buffer.read(size)

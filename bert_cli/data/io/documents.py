@@ -16,6 +16,7 @@ from bert_cli.data.io import files
 from bert_cli.data.io.rows import rows, text_of
 from bert_cli.data.io.wrapping import (
     CUT,
+    MISSING,
     NUMBERED,
     TWO_COLUMNS,
     Joiner,
@@ -41,6 +42,7 @@ POOLED_CHARACTERS = 1 << 13
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOST_ENTRIES = 200  # lines of front matter
 ENTRY = re.compile(r"\s|#|- |[\[\]{}]|[\w.\"'-]+ *[:=]")
+QUOTED = re.compile(r"([\"']?)(.*)\1")
 HEADING = re.compile(r"^#{1,6} ")  # its mark
 TITLE = "title"  # the column or the field of titles
 FIELD_REMEDY = "pass the field with the text as --text-field"
@@ -124,7 +126,8 @@ def _after_front_matter(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
         if not ENTRY.match(line):
             break
         key, _, value = line.replace("=", ":", mark == "+++").partition(":")
-        title = value.strip().strip("\"'") if key.strip() == TITLE else title
+        if key.strip() == TITLE and (match := QUOTED.fullmatch(value.strip())):
+            title = match[2]
     return "", chain(head, lines)
 
 
@@ -197,10 +200,13 @@ def _judge_lines(
     part: files.Part, text: str, reading: files.Reading, common: tuple[int, ...]
 ) -> files.Part:
     """Return a file with the margins that its first text was wrapped at, or that are `common`, or with its fault."""
-    if (
-        part.format in files.DOCUMENTS
-    ):  # the lines of a page are no paragraphs, and all other lines are
-        return replace(part, margins=margins_of(text)) if part.format == "pdf" else part
+    if part.format == "pdf":  # the lines of a page are no paragraphs
+        pages = _sample(part, reading, -1).partition("\n---\n")[2].split("\f")
+        empty = sum(not page.strip() for page in pages)
+        fault = f"{MISSING} on {empty:,} of {len(pages):,} pages" if empty else ""
+        return replace(part, margins=margins_of(text), fault=fault)
+    if part.format in files.DOCUMENTS:
+        return part
     is_joined = reading.line_breaks == "join" and part.format != "wikiextractor"
     if has_line_numbers(text):
         return replace(part, fault=NUMBERED)

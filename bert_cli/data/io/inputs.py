@@ -59,9 +59,8 @@ class LeftOut:
 
     def report(self) -> None:
         """Print how many files were left out, and the first ones: texts and documents, which a person can mend."""
-        kinds = ("plain", *DOCUMENTS)
-        paths = sorted(self.problems, key=lambda path: format_by_name(path) not in kinds)
-        paths.sort(key=lambda path: format_by_name(path) != "plain")
+        ranks = {"plain": 0, **dict.fromkeys(DOCUMENTS, 1)}
+        paths = sorted(self.problems, key=lambda path: ranks.get(format_by_name(path) or "", 2))
         if paths:
             shown = "".join(f"\n  {self.problems[path]}" for path in paths[:NAMED])
             suffixes = Counter(path.suffix or "without a suffix" for path in paths[NAMED:])

@@ -31,6 +31,8 @@ MAX_LOWER = 0.9  # of the lines begin with a small letter; more if the text has 
 TWO_COLUMNS = "hold two columns"
 NUMBERED = "begin with numbers"
 CUT = "end within sentences"
+MISSING = "are missing"
+"""What is wrong with lines; a fault may go on with where."""
 
 MIN_BREAKS = 12  # within paragraphs; fewer are no evidence
 WIDTHS = range(30, 161)  # characters; of books 45 to 80, of a page of PDF up to 140

@@ -21,7 +21,7 @@ from bert_cli.data.io.documents import HEADING, Kind, marked_lines
 from bert_cli.data.io.inputs import LeftOut, find_root, open_text
 from bert_cli.data.io.manifest import Shard, Stats, Step
 from bert_cli.data.io.runner import Workers, run_shards
-from bert_cli.data.io.wrapping import CUT, NUMBERED, TWO_COLUMNS
+from bert_cli.data.io.wrapping import CUT, MISSING, NUMBERED, TWO_COLUMNS
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error, print_line
@@ -40,6 +40,7 @@ CURES = {
     "sed -E 's/^ *[0-9]+//'",
     TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
     CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
+    MISSING: "if these are pictures, recognise their text first, as with `ocrmypdf --skip-text IN.pdf OUT.pdf`",
 }
 
 LANGUAGES = json.loads(Path(__file__).with_name("languages.json").read_text(encoding="utf-8"))
@@ -139,8 +140,9 @@ def report_joined_lines(
     """Print how many files have hard line breaks, and how to keep them; warn of lines that cannot be joined."""
     of_all = f"of {len(parts):,} files"
     for fault, cure in CURES.items():
-        if faulty := [part.path for part in parts if part.fault == fault]:
-            what = f"the lines of {len(faulty):,} {of_all}, as {faulty[0]}, {fault}"
+        if faulty := [part for part in parts if part.fault.startswith(fault)]:
+            first = faulty[0]
+            what = f"the lines of {len(faulty):,} {of_all}, as {first.path}, {first.fault}"
             print_error(f"{command}: warning: {what}; {cure}")
     wrapped = [part for part in parts if part.margins is not None and part.format != "pdf"]
     if not wrapped:

@@ -405,9 +405,10 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, capsys):
 
 
 def test_an_answer_of_a_pdf_names_its_page(manuals, capsys):
-    pages = [lines("Sails", "A sail needs wind."), lines("Masts", "A mast of spruce is light.")]
+    pages = [lines("Sails", "A sail needs wind."), lines("Masts", "A mast of spruce is light."), []]
     (manuals / "boats.pdf").write_bytes(made_pdf(pages))
     assert main(["search", "make", "index", "manuals"]) == 0
+    assert "boats.pdf, are missing on 1 of 3 pages; if" in capsys.readouterr().err
     assert main(["search", "ask", "index", "mast of spruce", "--top", "1"]) == 0
     assert "(manuals/boats.pdf, page 2)" in capsys.readouterr().out
     assert main(["search", "ask", "index", "mount", "--top", "1", "--json", "-"]) == 0
