@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 from support.tiny_models import OTHERS, PIECES, TINY, write_model
 
+from bert_cli.arrays import Floats32
 from bert_cli.data.finetune import embeddings
+from bert_cli.data.search.index import Vectors
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -63,6 +65,11 @@ def write_pooling(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
+
+
+def vectors_of(values: Floats32) -> Vectors:
+    """Return vectors of texts that are those of their only tokens."""
+    return Vectors(values, [row[None] for row in values])
 
 
 def opened(home, name, pooling):

@@ -19,7 +19,7 @@ NO_INDEX = "was not made by `bert search make`", "make one with `bert search mak
 AGAIN = "move it away and make it again with `bert search make`"
 COUNTERS = ((24, 28), (92, 100))
 """Bytes of a file of SQLite that count changes and name the program; they decide nothing that is read."""
-VERSION = FORMAT + 1  # since passages have pages
+VERSION = FORMAT + 2  # since passages have pages and vectors of tokens
 GONE = "ON DELETE CASCADE"
 TABLES = f"""
 BEGIN;
@@ -32,7 +32,8 @@ CREATE TABLE passages(
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- no number is used again
     document INTEGER REFERENCES documents {GONE}, pages TEXT, start INTEGER, stop INTEGER,
     title TEXT, text TEXT, hash INTEGER);
-CREATE TABLE vectors(id INTEGER PRIMARY KEY, hash INTEGER UNIQUE, value BLOB);  -- of equal texts once
+CREATE TABLE vectors(  -- of equal texts once
+    id INTEGER PRIMARY KEY, hash INTEGER UNIQUE, value BLOB, tokens BLOB);
 CREATE VIEW folded AS SELECT id, indexed(title) AS title, indexed(text) AS text FROM passages;
 CREATE VIRTUAL TABLE words USING fts5(
     title, text, content=folded, content_rowid=id, tokenize={words.TOKENIZER});

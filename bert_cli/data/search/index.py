@@ -2,7 +2,7 @@
 
 Each change is a transaction, so that the file is complete after a kill at any moment. A finished index is sealed with
 the checksum of its file, which is verified before it answers. BM25 ranks by words, the cosine of vectors by meaning;
-for both, the scores of all passages are standardised and added.
+for both, the scores of all passages are standardised and added, and vectors of tokens rank the best again.
 
 Shapes: N passages in the order of their numbers, V different texts of these, D values of a vector, n texts.
 """
@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from bert_cli.arrays import Bools, Floats32, Ints16, Ints64
-from bert_cli.data.search import words
+from bert_cli.data.search import late, words
 from bert_cli.data.search.database import (
     AGAIN,
     check_exists,
@@ -47,9 +47,29 @@ AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
 TO_ITS_END = "run `bert search make` to its end"
 LACKING = "SELECT min(id) FROM passages WHERE hash NOT IN (SELECT hash FROM vectors)"
 Half = Literal["words", "meaning"]
-NO_MEANING: Floats32 = np.zeros(0, np.float32)
-Embed = Callable[[Sequence[str]], Floats32]
-"""Returns the vectors [n, D] of texts, of length 1."""
+
+
+class Vectors(NamedTuple):
+    """The vectors of texts, of length 1."""
+
+    texts: Floats32
+    """[n, D]."""
+    tokens: list[Floats32]
+    """[t, D] of each text."""
+
+
+class Meaning(NamedTuple):
+    """How similar a question is to passages."""
+
+    cosines: Floats32
+    """[N]."""
+    tokens: Floats32
+    """Shortened vectors [t, S] of the question's tokens; none in an index without such vectors."""
+
+
+NO_TOKENS: Floats32 = np.zeros((0, 0), np.float32)
+NO_MEANING = Meaning(np.zeros(0, np.float32), NO_TOKENS)
+Embed = Callable[[Sequence[str]], Vectors]
 
 
 class Hit(NamedTuple):
@@ -251,13 +271,20 @@ class Index:
         rows = self.table.execute(f"SELECT text {joined} ORDER BY key", [json.dumps([*numbers])])
         return [text for (text,) in rows]
 
-    def add_vectors(self, numbers: Sequence[int], vectors: Floats32) -> None:
-        """Add the vectors [n, D] of the texts of passages, of length 1."""
-        rows = zip(np.rint(SCALE * vectors).astype(np.int16), numbers, strict=True)
-        added = (
-            "INSERT OR REPLACE INTO vectors(hash, value) SELECT hash, ? FROM passages WHERE id = ?"
-        )
-        self.table.executemany(added, ((vector.tobytes(), number) for vector, number in rows))
+    def add_vectors(self, numbers: Sequence[int], vectors: Vectors) -> None:
+        """Add the vectors of the texts of passages."""
+        values = np.rint(SCALE * vectors.texts).astype(np.int16)
+        axes = self.axes
+        tokens = [None if axes is None else late.packed(one, axes) for one in vectors.tokens]
+        rows = zip(map(bytes, values), tokens, numbers, strict=True)
+        columns = "vectors(hash, value, tokens) SELECT hash, ?, ? FROM passages WHERE id = ?"
+        self.table.executemany(f"INSERT OR REPLACE INTO {columns}", rows)
+
+    @property
+    def axes(self) -> Floats32 | None:
+        """The axes [D, S] of vectors of tokens, None in an index without these."""
+        stored = self.fact("axes")
+        return None if stored is None else late.unpacked_axes(stored)
 
     def forget_unused_vectors(self) -> None:
         """Remove the vectors of texts that no passage has."""
@@ -296,13 +323,30 @@ class Index:
             return [self._hit(self._numbers[n], float(scores[n]), terms) for n in best]
 
     def scores(
-        self, asked: words.Question, weights: Sequence[float], meaning: Floats32 = NO_MEANING
+        self, asked: words.Question, weights: Sequence[float], meaning: Meaning = NO_MEANING
     ) -> Iterator[Floats32]:
         """Yield the scores of passages [N] by each weight of their meaning; -inf is not found or excluded."""
         is_allowed = self.allowed(asked)
-        lexical = self.by_words(asked, is_allowed) if min(weights) < 1.0 else NO_MEANING
+        lexical = NO_MEANING.cosines
+        if min(weights) < 1.0:
+            lexical = self.by_words(asked, is_allowed)
+        similarity = np.full(len(self._numbers), np.nan, np.float32)  # of tokens
         for weight in weights:
-            yield np.where(is_allowed, combined(lexical, meaning, weight), -np.inf)
+            scores = np.where(is_allowed, combined(lexical, meaning.cosines, weight), -np.inf)
+            if 0.0 < weight < 1.0 and meaning.tokens.size:
+                best = np.array(best_of(scores, late.RERANKED), np.int64)
+                best = best[scores[best] > -np.inf]
+                new = best[np.isnan(similarity[best])]
+                if len(new):
+                    similarity[new] = late.similarities(meaning.tokens, self._tokens_of(new))
+                scores[best] = reranked(scores[best], similarity[best], 1.0)
+            yield scores
+
+    def _tokens_of(self, positions: Ints64) -> list[bytes]:
+        joined = "json_each(?) AS asked JOIN passages ON passages.id = asked.value"
+        query = f"SELECT tokens FROM {joined} JOIN vectors USING (hash) ORDER BY key"
+        numbers = json.dumps(self._numbers[positions].tolist())
+        return [tokens for (tokens,) in self.table.execute(query, [numbers])]
 
     @property
     def weight(self) -> float:
@@ -329,10 +373,8 @@ class Index:
         answers = np.flatnonzero(scores)
         best = answers[best_of(scores[answers], RERANKED)]
         if len(best):
-            before = scores[best]
             ngrams = ngram_scores(asked.text, self.texts(self._numbers[best].tolist()))
-            after = before + NGRAM_WEIGHT * before.std() * _standardised(ngrams)
-            scores[best] = after - after.min() + before.min()
+            scores[best] = reranked(scores[best], ngrams, NGRAM_WEIGHT)
         return scores
 
     def allowed(self, asked: words.Question) -> Bools:
@@ -364,19 +406,21 @@ class Index:
             self._frequencies[term] = self._value(counted, term)
         return self._frequencies[term]
 
-    def by_meaning(self, questions: Sequence[words.Question]) -> Floats32:
-        """Return the cosine of each question and each passage [n, N]. Raises ConfigError without vectors."""
+    def by_meaning(self, questions: Sequence[words.Question]) -> list[Meaning]:
+        """Return how similar each question is to each passage. Raises ConfigError without vectors."""
         if self.embed is None or not self._has_vectors or self._weights != self.weights:
             problem = "the index has no vectors of all passages by its model"
             make = "run `bert search make` with --model to its end and open the index again"
             raise ConfigError("meaning", problem, f"{make}, or ask by words")
         known = self._read_vectors()
-        vectors = self.embed([question.text for question in questions])
+        vectors, tokens = self.embed([question.text for question in questions])
         blocks = range(0, len(known), AT_ONCE)
         scores = [known[n : n + AT_ONCE].astype(np.float32) @ vectors.T for n in blocks]
         cosines: Floats32 = np.concatenate(scores)
         cosines /= SCALE
-        return cosines[self._texts].T
+        axes = self.axes
+        short = [NO_TOKENS if axes is None else late.shortened(one, axes) for one in tokens]
+        return list(map(Meaning, cosines[self._texts].T, short))
 
     def _read_vectors(self) -> Ints16:
         if self._vectors is not None:
@@ -439,6 +483,14 @@ def combined(lexical: Floats32, meaning: Floats32, weight: float) -> Floats32:
     if weight == 1.0:
         return meaning
     return weight * _standardised(meaning) + (1.0 - weight) * _standardised(lexical)
+
+
+def reranked(scores: Floats32, others: Floats32, weight: float) -> Floats32:
+    """Return the scores of the best passages with others added, both standardised; the lowest stays the lowest."""
+    if not len(scores):
+        return scores
+    added = scores + weight * scores.std() * _standardised(others)
+    return added - added.min() + scores.min()
 
 
 def _standardised(scores: Floats32) -> Floats32:

@@ -381,14 +381,17 @@ class Predictor:
 
     def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats32, Bools]:
         """Return the outputs [n, ...] of texts or pairs, and a mask [n] of truncated inputs."""
-        first = [item.fields["text"] for item in inputs]
-        second = [item.fields.get("second", "") for item in inputs]
-        encode = partial(encode_texts, self.tokenizer, first, second, {})
-        stride = self.settings.doc_stride
-        features, is_cut = encode(max_seq_length=self.max_seq_length, doc_stride=stride)
+        features, is_cut = self.encoded(inputs)
         owner = range(len(inputs)) if features.owner is None else features.owner
         outputs = self.of_examples(features, [inputs[n].where for n in owner])
         return features.by_text(outputs), is_cut
+
+    def encoded(self, inputs: Sequence[Input]) -> tuple[Features, Bools]:
+        """Return the examples of texts or pairs, and a mask [n] of truncated inputs."""
+        first = [item.fields["text"] for item in inputs]
+        second = [item.fields.get("second", "") for item in inputs]
+        encode = partial(encode_texts, self.tokenizer, first, second, {})
+        return encode(max_seq_length=self.max_seq_length, doc_stride=self.settings.doc_stride)
 
     def of_examples(self, features: Features, where: Sequence[str]) -> Floats32:
         """Return the outputs [n, L] of examples, or [T, L] of their positions; `where` as in `batches`."""

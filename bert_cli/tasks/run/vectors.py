@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bert_cli.arrays import Floats32
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
 from bert_cli.errors import ConfigError
@@ -98,6 +99,30 @@ def open_vectors(
     task = opened.task_of(source, "embed")
     model = model or opened.open_model(source, task, uses_library=uses_library)
     return Embedding(model, tokenizer, settings, length)
+
+
+class TokenEmbedding(Embedding):
+    """The vectors of texts, and of their tokens."""
+
+    def outputs(self, columns: Columns) -> Any:
+        """Return the encoder's output [B, S, D]."""
+        return self.model.ops.cast(self.model.hidden(columns), "float32")
+
+    def vectors(self, inputs: Sequence[Input]) -> tuple[Floats32, list[Floats32]]:
+        """Return the vectors [n, D] of texts, and those of the tokens of each, all of length 1.
+
+        The tokens are those between the special ones at both ends, or the last one where there are none.
+        """
+        features, _ = self.encoded(inputs)
+        hidden = self.of_examples(features, [item.where for item in inputs])  # [T, D]
+        texts = hidden[features.starts]
+        if self.settings.pooling != "cls":
+            texts = np.add.reduceat(hidden, features.starts)
+            texts /= features.lengths[:, None]
+        hidden = embeddings.unit_vectors(hidden)
+        places = zip(features.starts, features.lengths, strict=True)
+        inner = [hidden[n + 1 : n + max(2, size - 1)] for n, size in places]
+        return embeddings.unit_vectors(texts), inner
 
 
 class Similarity(Embedding):

@@ -8,10 +8,13 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from bert_cli.config.search import SearchMakeSettings
 from bert_cli.data.io import files, inputs
 from bert_cli.data.io.documents import recognise_lines
 from bert_cli.data.io.manifest import read_manifest
+from bert_cli.data.search import late
 from bert_cli.data.search.index import Index, write_index
 from bert_cli.data.search.passages import (
     Document,
@@ -26,7 +29,8 @@ from bert_cli.processes import print_line
 from bert_cli.tasks.search.opened import Model, model_of
 from bert_cli.text import count, format_duration
 
-AT_ONCE = 2048  # passages whose vectors are computed, and committed, together
+AT_ONCE = 512  # passages whose vectors are computed, and committed, together
+SAMPLE = 128  # passages whose tokens show the axes, among all
 
 
 def run(settings: SearchMakeSettings) -> None:
@@ -47,7 +51,8 @@ def run(settings: SearchMakeSettings) -> None:
         files_read = index.count("(SELECT DISTINCT file FROM documents)")
         print_line(f"search: {documents} of {count(files_read, 'file')}, {passages}")
         if model:
-            _embed(index, model)
+            has_tokens = settings.token_vectors
+            _embed(index, model, index.fact("tokens") != 0 if has_tokens is None else has_tokens)
         else:
             print_line(
                 "search: questions are answered by their words (BM25); with --model also by their meaning, which "
@@ -136,30 +141,38 @@ def _splitter(document: Document) -> Split:
     return preprocess.splitter_of("sentencex", language)
 
 
-def _embed(index: Index, model: Model) -> None:
-    """Compute the vectors that are missing, or all for other weights than before."""
-    if index.fact("weights") != model.weights:
+def _embed(index: Index, model: Model, has_tokens: bool) -> None:
+    """Compute the vectors that are missing; all for other weights than before, and where tokens are new or go."""
+    is_new = index.fact("weights") != model.weights
+    if is_new or index.fact("tokens") != has_tokens:
         with index.changing():
             index.table.execute("DELETE FROM vectors")
-            index.record(weights=model.weights, weight=None)  # another model needs another weight
+            index.record(weights=model.weights, tokens=has_tokens, axes=None)
+            if is_new:
+                index.record(weight=None)  # another model needs another weight
     if index.fact("model") != model.name:
         with index.changing():
             index.record(model=model.name)
     numbers = index.without_vector()
     missing = len(numbers)
+    # Few at first, so that the time left is soon known; they are a sample, which shows the axes.
+    sample = numbers[:: max(1, missing // SAMPLE)][:SAMPLE]
+    numbers = [*sample, *sorted({*numbers} - {*sample})]
     print_line(f"search: {model.name} computes {count(missing, 'vector')}")
     done = first = 0
     begun = 0.0
     left = ""
-    # Few at first, so that the time left is soon known; their time is that of loading the model.
-    while batch := numbers[done : done + min(AT_ONCE, 64 + done)]:
+    while batch := numbers[done : done + min(AT_ONCE, SAMPLE + done)]:
+        vectors = model(index.texts(batch), done, missing)
         with index.changing():
-            index.add_vectors(batch, model(index.texts(batch), done, missing))
+            if has_tokens and index.axes is None:
+                index.record(axes=late.axes_of(np.concatenate(vectors.tokens)).tobytes())
+            index.add_vectors(batch, vectors)
         done += len(batch)
         if first:
             seconds = (time.monotonic() - begun) / (done - first) * (missing - done)
             left = f"; {format_duration(seconds)} left"
         else:
-            first = done
+            first = done  # their time is that of loading the model
             begun = time.monotonic()
         print_line(f"search: {done:,} of {missing:,} vectors{left}")

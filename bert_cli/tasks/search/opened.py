@@ -9,17 +9,16 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from bert_cli.arrays import Floats32
 from bert_cli.data.finetune.embeddings import read_embedding, read_prompts
 from bert_cli.data.search import index
-from bert_cli.data.search.index import TO_ITS_END, Half, Index
+from bert_cli.data.search.index import TO_ITS_END, Half, Index, Vectors
 from bert_cli.data.tokens.tokenizer import FILES
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.files import file_crc32c, json_crc32c
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import models, runtimes
 from bert_cli.tasks.run.opened import Input, one_device
-from bert_cli.tasks.run.vectors import Embedding, open_vectors
+from bert_cli.tasks.run.vectors import TokenEmbedding, open_vectors
 
 
 class Model:
@@ -47,35 +46,37 @@ class Model:
         )
 
     @cached_property
-    def _for_few(self) -> Embedding:
+    def _for_few(self) -> TokenEmbedding:
         model = runtimes.open_light(self._source, "embed", runtimes.FEW)
         return self._vectors(model) if model else self._predictor
 
     @cached_property
-    def _predictor(self) -> Embedding:
+    def _predictor(self) -> TokenEmbedding:
         return self._vectors(runtimes.open_light(self._source, "embed", runtimes.FEW + 1))
 
-    def _vectors(self, model: runtimes.Light | None) -> Embedding:
+    def _vectors(self, model: runtimes.Light | None) -> TokenEmbedding:
         is_cpu = model is None and one_device() == "CPU"
         vectors = open_vectors(self._source, normalize=True, uses_library=is_cpu, model=model)
         if self._checksum() != self.weights:
             problem = "has changed since it was opened"
             raise CheckpointError(f"model ({self.name})", problem, "start the command again")
-        return vectors
+        return TokenEmbedding(
+            vectors.model, vectors.tokenizer, vectors.settings, vectors.max_seq_length
+        )
 
-    def __call__(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Floats32:
-        """Return the vectors [n, D] of passages, of length 1; they are n of the total, after those that are done."""
+    def __call__(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Vectors:
+        """Return the vectors of passages; they are some of the total, after those that are done."""
         return self._of([self._before_text + text for text in texts], done, total)
 
-    def of_questions(self, texts: Sequence[str]) -> Floats32:
-        """Return the vectors [n, D] of questions, of length 1."""
+    def of_questions(self, texts: Sequence[str]) -> Vectors:
+        """Return the vectors of questions."""
         return self._of([self._before_question + text for text in texts])
 
-    def _of(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Floats32:
+    def _of(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Vectors:
         few = max(len(texts), total) <= runtimes.FEW
         predictor = self._for_few if few else self._predictor
         predictor.place.move(done, len(texts), total)
-        return predictor.of_texts([Input("text", {"text": text}) for text in texts])[0]
+        return Vectors(*predictor.vectors([Input("text", {"text": text}) for text in texts]))
 
 
 def model_of(opened: Index) -> Model | None:

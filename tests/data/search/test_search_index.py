@@ -8,10 +8,11 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from support.vectors import vectors_of
 
 from bert_cli.data.search import index as indexes
-from bert_cli.data.search import words
-from bert_cli.data.search.index import combined, open_index, write_index
+from bert_cli.data.search import late, words
+from bert_cli.data.search.index import Vectors, combined, open_index, write_index
 from bert_cli.data.search.passages import Document, Passage
 from bert_cli.errors import ConfigError, DataError
 
@@ -32,7 +33,7 @@ def make(path, texts=TEXTS, vectors=None):
             file = index.add_file(f"/texts/{number}.txt", f"{number}.txt", "mark")
             index.add(file, Document(f"Title {number}", [text]), [Passage(0, len(text), text)])
         if vectors is not None:
-            index.add_vectors(range(1, len(texts) + 1), vectors)
+            index.add_vectors(range(1, len(texts) + 1), vectors_of(vectors))
     return open_index(path)
 
 
@@ -162,7 +163,7 @@ def test_what_a_question_means_exactly_is_matched_as_it_stands(tmp_path, questio
 def test_a_model_is_not_asked_what_a_question_excludes(tmp_path):
     index = make(tmp_path / "index", vectors=VECTORS)
     asked = []
-    index.embed = lambda texts: asked.extend(texts) or VECTORS[3:4]
+    index.embed = lambda texts: asked.extend(texts) or vectors_of(VECTORS[3:4])
     for half in ("meaning", None):
         assert TEXTS[3] not in {hit.text for hit in index.ask('drink -"coffee, tea"', half=half)}
     assert index.ask("drink", half="meaning")[0].text == TEXTS[3]
@@ -218,12 +219,12 @@ def test_words_of_every_script_are_found(tmp_path, text, question, marked):
 def test_meaning_is_the_cosine_and_both_are_the_sum_of_standardised_scores(tmp_path):
     index = make(tmp_path / "index", vectors=VECTORS)
     question = np.array([[0.6, 0, 0, 0, 0.8, 0, 0, 0]], np.float32)
-    index.embed = lambda texts: question
+    index.embed = lambda texts: vectors_of(question)
     hits = index.ask("coffee", half="meaning", top=2)
     scores = [(hit.title, round(hit.score, 3)) for hit in hits]
     assert scores == [("Title 5", 0.8), ("Title 1", 0.6)]
     asked = words.parse("coffee")
-    lexical, meaning = index.by_words(asked), index.by_meaning([asked])[0]
+    lexical, meaning = index.by_words(asked), index.by_meaning([asked])[0].cosines
     np.testing.assert_allclose(meaning, VECTORS @ question[0], atol=1e-3)
 
     def standard(scores):
@@ -235,6 +236,40 @@ def test_meaning_is_the_cosine_and_both_are_the_sum_of_standardised_scores(tmp_p
     with write_index(index.path) as other, other.changing():
         other.record(weight=0.9)
     assert index.ask("coffee")[0].title == "Title 5"
+
+
+@pytest.mark.parametrize("size", [8, 80])
+def test_tokens_rank_the_best_passages_again(size, tmp_path, monkeypatch):
+    """Each token of the question looks for the most similar token of a passage; a token of 80 values keeps 64."""
+    draw = np.random.default_rng(3)
+    monkeypatch.setattr(late, "RERANKED", 4)
+    vectors, asked = VECTORS @ draw.normal(size=(8, size)), draw.normal(size=(1, size))
+    tokens = [draw.normal(size=(n, size)) for n in (1, 5, 2, 3, 7, 4, 3)]
+    vectors, asked, *tokens = (
+        np.float32(values / np.linalg.norm(values, axis=1, keepdims=True))
+        for values in (vectors, asked, *tokens)
+    )
+    index = make(tmp_path / "index", vectors=vectors)
+    index.embed = lambda texts: Vectors(asked, tokens[6:])
+    alone = [index.ask("coffee", half=half, top=6) for half in ("words", "meaning")]
+    before = {hit.text: hit.score for hit in index.ask("coffee", top=6)}
+    axes = late.axes_of(np.concatenate(tokens))
+    assert axes.shape == (size, min(size, 64))
+    with write_index(tmp_path / "index") as other, other.changing():
+        other.record(axes=axes.tobytes())
+        other.add_vectors(range(1, 7), Vectors(vectors, tokens[:6]))
+    hits = index.ask("coffee", top=6)
+    best = [TEXTS.index(text) for text in before][:4]
+    short = [values @ axes for values in tokens]
+    short = [values / np.linalg.norm(values, axis=1, keepdims=True) for values in short]
+    similarity = np.array([(short[6] @ short[n].T).max(1).mean() for n in best])
+    scores = np.array([before[TEXTS[n]] for n in best])
+    after = scores + scores.std() * (similarity - similarity.mean()) / similarity.std()
+    after += scores.min() - after.min()
+    assert [TEXTS.index(hit.text) for hit in hits[:4]] == [best[n] for n in np.argsort(-after)]
+    np.testing.assert_allclose([hit.score for hit in hits[:4]], -np.sort(-after), atol=0.02)
+    assert [hit.text for hit in hits[4:]] == [*before][4:]
+    assert [index.ask("coffee", half=half, top=6) for half in ("words", "meaning")] == alone
 
 
 def change(path, kind, draw):
@@ -255,7 +290,8 @@ def change(path, kind, draw):
         elif kind == "a file less":
             other.table.execute("DELETE FROM files WHERE id IN (SELECT max(id) FROM files)")
         elif kind == "vectors":
-            other.add_vectors(numbers, draw.permutation(np.eye(len(numbers), 8, dtype=np.float32)))
+            vectors = draw.permutation(np.eye(len(numbers), 8, dtype=np.float32))
+            other.add_vectors(numbers, vectors_of(vectors))
         else:
             other.table.execute("DELETE FROM vectors WHERE id = ?", [int(draw.integers(1, 4))])
 
@@ -265,7 +301,8 @@ KINDS = ("another file", "weight", "a file more", "a file less", "vectors", "a v
 
 def answers(index):
     """Return what an index answers by each half: hits, or the error."""
-    index.embed = lambda texts: np.tile(np.float32([0.6, 0, 0, 0, 0.8, 0, 0, 0]), (len(texts), 1))
+    asked = np.float32([0.6, 0, 0, 0, 0.8, 0, 0, 0])
+    index.embed = lambda texts: vectors_of(np.tile(asked, (len(texts), 1)))
     found = []
     for half in (None, "words", "meaning"):
         for question in ("coffee", "the mountain river", "drink -tea"):
@@ -297,21 +334,21 @@ def test_an_open_index_answers_as_one_opened_now_after_any_changes_of_another_pr
 
 def test_an_open_index_does_not_mix_vectors_of_two_models(tmp_path):
     index = make(tmp_path / "index", vectors=VECTORS)
-    index.embed = lambda texts: VECTORS[:1]
+    index.embed = lambda texts: vectors_of(VECTORS[:1])
     assert index.ask("coffee", half="meaning")[0].title == "Title 1"
     lexical = [hit.score for hit in open_index(tmp_path / "index").ask("coffee")]
     with write_index(tmp_path / "index") as other:
         with other.changing():
             other.table.execute("DELETE FROM vectors")
             other.record(weights="another")
-            other.add_vectors([1], VECTORS[:1])
+            other.add_vectors([1], vectors_of(VECTORS[:1]))
         with pytest.raises(ConfigError, match="has vectors of another model since it was opened"):
             index.ask("coffee")
         assert [hit.score for hit in index.ask("coffee", half="words")] == lexical
         with other.changing():
-            other.add_vectors(range(2, 7), VECTORS[1:])
+            other.add_vectors(range(2, 7), vectors_of(VECTORS[1:]))
     index = open_index(tmp_path / "index")
-    index.embed, index.weights = (lambda texts: VECTORS[:1]), "another"
+    index.embed, index.weights = (lambda texts: vectors_of(VECTORS[:1])), "another"
     assert index.ask("coffee", half="meaning")[0].title == "Title 1"
 
 
@@ -442,7 +479,7 @@ def test_a_flipped_bit_is_an_error_or_changes_no_answer(tmp_path):
 
     def answers():
         index = open_index(path)
-        index.embed = lambda texts: np.eye(1, 8, dtype=np.float32)
+        index.embed = lambda texts: vectors_of(np.eye(1, 8, dtype=np.float32))
         return [index.ask("coffee drink", half=half) for half in ("words", "meaning", None)]
 
     expected = answers()

@@ -19,7 +19,7 @@ from support.processes import wait_for
 from support.runs import last_line
 from support.terminal import Terminal
 from support.tiny_models import TINY, write_model
-from support.vectors import write_pooling
+from support.vectors import vectors_of, write_pooling
 
 import bert_cli
 from bert_cli.cli import main
@@ -30,6 +30,7 @@ from bert_cli.data.search.passages import Document, Passage
 from bert_cli.data.search.words import parse
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.statistics import interval, mean_of
+from bert_cli.tasks.run.runtimes import FEW
 from bert_cli.tasks.search import make, score
 from bert_cli.tasks.search.opened import Model
 
@@ -205,7 +206,7 @@ def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypa
     main(["predict", str(model), question, "--task", "embed"])
     vector = last_line(capsys)["embedding"]
     index = bert_cli.open_index("index")
-    np.testing.assert_allclose(index.embed([question])[0], vector, atol=1e-6)
+    np.testing.assert_allclose(index.embed([question]).texts[0], vector, atol=1e-6)
     expected = sorted(stored, key=lambda text: stored[text] @ vector, reverse=True)
     hits = index.ask(question, half="meaning", top=3)
     assert [hit.text for hit in hits] == expected[:3]
@@ -218,8 +219,12 @@ def test_numpy_computes_the_vectors_of_the_engine(model, tmp_path, pooling):
     folder = write_pooling(shutil.copytree(model, tmp_path / "model"), pooling, 32, 8)
     texts = ["the film", "who was the actor in a very good film, and where is it?", "?", "a", "b"]
     found = Model(str(folder))
-    few = np.concatenate([found(texts[:2]), found(texts[2:])])
-    np.testing.assert_allclose(few, found(texts), atol=1e-6)
+    first, last = found(texts[:2]), found(texts[2:])
+    many = found(texts, 0, FEW + 1)
+    assert found._for_few.model.runtime == "NumPy" and not found._predictor.model.runtime
+    np.testing.assert_allclose(np.concatenate([first.texts, last.texts]), many.texts, atol=1e-6)
+    for tokens, expected in zip(first.tokens + last.tokens, many.tokens, strict=True):
+        np.testing.assert_allclose(tokens, expected, atol=2e-6)
 
 
 def test_a_model_is_known_by_all_files_of_weights_and_its_settings(model, tmp_path):
@@ -348,10 +353,10 @@ def test_each_ranking_has_its_scores_and_questions_about_one_document_are_one_gr
         for number, text in enumerate(texts):
             file = index.add_file(f"/{number}", str(number), "")
             index.add(file, Document(f"T{number}", [text]), [Passage(0, len(text), text)])
-        index.add_vectors(range(1, 11), vectors)
+        index.add_vectors(range(1, 11), vectors_of(vectors))
     index = open_index(tmp_path / "index")
     noise = draw.normal(size=(10, 12)).astype(np.float32)
-    index.embed = lambda asked: np.stack([noise[len(text) % 10] for text in asked])
+    index.embed = lambda asked: vectors_of(np.stack([noise[len(text) % 10] for text in asked]))
     monkeypatch.setattr(score, "open_index", lambda path: index)
     words = draw.permutation(names)
     asked = [f"{word} or {other}" for word, other in itertools.pairwise(words)]
@@ -546,7 +551,7 @@ def test_the_exported_table_has_all_passages(manuals):
     ]  # fmt: skip
     vectors = np.eye(5, 8, dtype=np.float32)
     with write_index(Path("index")) as index, index.changing():
-        index.add_vectors([row["id"] for row in rows], vectors)
+        index.add_vectors([row["id"] for row in rows], vectors_of(vectors))
     assert main(["search", "export", "index", "vectors.parquet", "--format", "parquet"]) == 0
     rows = parquet.read_table("vectors.parquet").to_pylist()
     assert [row["vector"] for row in rows] == vectors.tolist()
@@ -599,6 +604,32 @@ def test_vectors_stay_with_their_text_and_weights_whatever_moves(manuals, model,
     assert main(["search", "ask", "index", "disk", "--meaning"]) == 0
 
 
+def test_vectors_of_tokens_are_stored_as_the_index_has_them(manuals, model, capsys):
+    """A passage has 32 bytes for each token that the model reads, as this model has vectors of 32 values."""
+    words = ["search", "make", "index", "manuals", "--model", str(model)]
+    sizes = "SELECT text, length(tokens) FROM passages LEFT JOIN vectors USING (hash)"
+
+    def made(*more):
+        assert main([*words, *more]) == 0
+        with closing(sqlite3.connect("index")) as table:
+            return vectors_made(capsys), dict(table.execute(sizes))
+
+    number, stored = made()
+    index = bert_cli.open_index("index")
+    tokens = index.embed([*stored]).tokens
+    assert number == 5 and [*stored.values()] == [32 * len(one) for one in tokens]
+    assert index.axes.shape == (32, 32)
+    assert min(map(len, tokens)) > 1 and not np.isnan(np.concatenate(tokens)).any()
+    ranked = [hit.score for hit in index.ask("the music is fine")]
+    assert made() == (0, stored)
+    number, stored = made("--no-token-vectors")
+    assert number == 5 and {*stored.values()} == {None}
+    assert made()[0] == 0
+    assert [hit.score for hit in index.ask("the music is fine")] != ranked
+    assert made("--token-vectors")[0] == 5
+    assert [hit.score for hit in index.ask("the music is fine")] == pytest.approx(ranked)
+
+
 def test_a_model_asks_and_stores_with_its_prompts(manuals, model, tmp_path):
     folder = shutil.copytree(model, tmp_path / "model")
     prompts = {"query": "the film: ", "document": "a good actor "}
@@ -607,8 +638,8 @@ def test_a_model_asks_and_stores_with_its_prompts(manuals, model, tmp_path):
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
     prompted = Model(str(folder))
     assert prompted.weights != plain.weights
-    vectors = np.concatenate([prompted.of_questions(["who"]), prompted(["who"])])
-    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    vectors = [prompted.of_questions(["who"]).texts, prompted(["who"]).texts]
+    np.testing.assert_allclose(np.concatenate(vectors), expected.texts, atol=1e-6)
 
 
 @pytest.mark.tensorflow

@@ -1,0 +1,51 @@
+"""Late interaction: each token of a question looks for the most similar token of a passage (Khattab and Zaharia 2020).
+
+The vectors of tokens are those of the model of the index, untrained, turned to their principal axes and shortened to
+SIZE values of 8 bits. They rank again the best passages that words and meaning have found together.
+
+Shapes: T tokens of some texts, t tokens of a text, D values of a vector, n passages.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_cli.arrays import Floats32
+
+SIZE = 64
+SCALE = 127
+RERANKED = 30  # passages; 60 are no better
+
+
+def axes_of(tokens: Floats32) -> Floats32:
+    """Return the principal axes [D, SIZE] of vectors [T, D] of length 1; of fewer values, all axes."""
+    _, axes = np.linalg.eigh(tokens.T @ tokens)
+    return np.ascontiguousarray(axes[:, ::-1][:, :SIZE], np.float32)
+
+
+def unpacked_axes(stored: bytes) -> Floats32:
+    """Return axes of their bytes."""
+    values = np.frombuffer(stored, np.float32)
+    return values.reshape(-1, min(SIZE, math.isqrt(len(values))))
+
+
+def shortened(tokens: Floats32, axes: Floats32) -> Floats32:
+    """Return vectors [t, D] on the axes, of length 1."""
+    values = tokens @ axes
+    return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-12))
+
+
+def packed(tokens: Floats32, axes: Floats32) -> bytes:
+    """Return vectors [t, D] as an index stores them."""
+    return np.rint(SCALE * shortened(tokens, axes)).astype(np.int8).tobytes()
+
+
+def similarities(question: Floats32, passages: Sequence[bytes]) -> Floats32:
+    """Return the mean over the tokens of a question of their highest cosine with a token of each passage [n]."""
+    size = question.shape[1]
+    tokens = np.frombuffer(b"".join(passages), np.int8).reshape(-1, size).astype(np.float32)
+    ends = np.cumsum([len(passage) // size for passage in passages])
+    starts = np.concatenate([[0], ends[:-1]])
+    highest: Floats32 = np.maximum.reduceat(question @ tokens.T, starts, axis=1)
+    return highest.mean(0) / np.float32(SCALE)
