@@ -176,13 +176,24 @@ def test_the_held_out_documents_are_not_trained_on(at_home):
 @pytest.mark.parametrize("kind", ["bert", "minilm"])
 def test_an_index_for_search_has_the_model_as_published(kind, at_home, capsys):
     start = sentence_model(at_home / f"{kind}_model", kind)
-    assert init(kind, "--from", str(start), "--for", "search") == 0
+    assert init(f"found_{kind}", "--from", str(start), "--for", "search") == 0
     assert "an index needs no training" in capsys.readouterr().out
-    assert not (at_home / f"{kind}/text").exists()
-    make, *asked = printed_commands((at_home / f"{kind}/commands.sh").read_text(), run.program())
-    expected = ["search", "make", f"{kind}/search.index", "text.jsonl", "--text-field", "body"]
+    assert not (at_home / f"found_{kind}/text").exists()
+    make, *asked = printed_commands(
+        (at_home / f"found_{kind}/commands.sh").read_text(), run.program()
+    )
+    expected = [
+        "search",
+        "make",
+        f"found_{kind}/search.index",
+        "text.jsonl",
+        "--text-field",
+        "body",
+    ]
     assert make == [*expected, "--model", str(start)]
-    assert asked and all(words[:3] == ["search", "ask", f"{kind}/search.index"] for words in asked)
+    assert asked and all(
+        words[:3] == ["search", "ask", f"found_{kind}/search.index"] for words in asked
+    )
 
 
 @pytest.mark.parametrize(
