@@ -9,7 +9,7 @@ from support.tiny_models import OTHERS, PIECES, TINY, write_model
 
 from bert_cli.arrays import Floats32
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.search.index import Vectors
+from bert_cli.data.search.late import Vectors
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

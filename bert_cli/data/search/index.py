@@ -27,8 +27,10 @@ from bert_cli.data.search.database import (
     connect,
     report_damage,
 )
+from bert_cli.data.search.late import NO_MEANING, NO_TOKENS, Meaning, Vectors
 from bert_cli.data.search.ngrams import ngram_scores
 from bert_cli.data.search.passages import Document, Passage, page_of, pages_of
+from bert_cli.data.search.ranking import best_of, combined, reranked
 from bert_cli.errors import ConfigError, DataError, did_you_mean
 from bert_cli.files import hold_lock
 
@@ -47,28 +49,6 @@ AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
 TO_ITS_END = "run `bert search make` to its end"
 LACKING = "SELECT min(id) FROM passages WHERE hash NOT IN (SELECT hash FROM vectors)"
 Half = Literal["words", "meaning"]
-
-
-class Vectors(NamedTuple):
-    """The vectors of texts, of length 1."""
-
-    texts: Floats32
-    """[n, D]."""
-    tokens: list[Floats32]
-    """[t, D] of each text."""
-
-
-class Meaning(NamedTuple):
-    """How similar a question is to passages."""
-
-    cosines: Floats32
-    """[N]."""
-    tokens: Floats32
-    """Shortened vectors [t, S] of the question's tokens; none in an index without such vectors."""
-
-
-NO_TOKENS: Floats32 = np.zeros((0, 0), np.float32)
-NO_MEANING = Meaning(np.zeros(0, np.float32), NO_TOKENS)
 Embed = Callable[[Sequence[str]], Vectors]
 
 
@@ -474,34 +454,6 @@ class Index:
 def hash_of(text: str) -> int:
     """Return the number by which a text is known."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
-
-
-def combined(lexical: Floats32, meaning: Floats32, weight: float) -> Floats32:
-    """Return the scores of passages [N] by both halves, or with the weight 0 or 1 by one; -inf is not found."""
-    if weight == 0.0:
-        return np.where(lexical > 0.0, lexical, -np.inf)
-    if weight == 1.0:
-        return meaning
-    return weight * _standardised(meaning) + (1.0 - weight) * _standardised(lexical)
-
-
-def reranked(scores: Floats32, others: Floats32, weight: float) -> Floats32:
-    """Return the scores of the best passages with others added, both standardised; the lowest stays the lowest."""
-    if not len(scores):
-        return scores
-    added = scores + weight * scores.std() * _standardised(others)
-    return added - added.min() + scores.min()
-
-
-def _standardised(scores: Floats32) -> Floats32:
-    return (scores - scores.mean()) / (scores.std() + np.float32(1e-9))
-
-
-def best_of(scores: Floats32, top: int) -> list[int]:
-    """Return the positions of the highest scores, highest first; equal ones in the order of the passages."""
-    top = min(top, len(scores))
-    best = np.flatnonzero(scores >= np.partition(scores, -top)[-top]) if top else np.zeros(0, int)
-    return best[np.argsort(-scores[best], kind="stable")][:top].tolist()
 
 
 # --- the file

@@ -8,6 +8,7 @@ Shapes: T tokens of some texts, t tokens of a text, D values of a vector, n pass
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,28 @@ from bert_cli.arrays import Floats32
 SIZE = 64
 SCALE = 127
 RERANKED = 30  # passages; 60 are no better
+
+
+class Vectors(NamedTuple):
+    """The vectors of texts, of length 1."""
+
+    texts: Floats32
+    """[n, D]."""
+    tokens: list[Floats32]
+    """[t, D] of each text."""
+
+
+class Meaning(NamedTuple):
+    """How similar a question is to passages."""
+
+    cosines: Floats32
+    """[N]."""
+    tokens: Floats32
+    """Shortened vectors [t, S] of the question's tokens; none in an index without such vectors."""
+
+
+NO_TOKENS: Floats32 = np.zeros((0, 0), np.float32)
+NO_MEANING = Meaning(np.zeros(0, np.float32), NO_TOKENS)
 
 
 def axes_of(tokens: Floats32) -> Floats32:

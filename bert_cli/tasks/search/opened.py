@@ -11,7 +11,8 @@ from pathlib import Path
 
 from bert_cli.data.finetune.embeddings import read_embedding, read_prompts
 from bert_cli.data.search import index
-from bert_cli.data.search.index import TO_ITS_END, Half, Index, Vectors
+from bert_cli.data.search.index import TO_ITS_END, Half, Index
+from bert_cli.data.search.late import Vectors
 from bert_cli.data.tokens.tokenizer import FILES
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.files import file_crc32c, json_crc32c

@@ -12,8 +12,10 @@ from support.vectors import vectors_of
 
 from bert_cli.data.search import index as indexes
 from bert_cli.data.search import late, words
-from bert_cli.data.search.index import Vectors, combined, open_index, write_index
+from bert_cli.data.search.index import open_index, write_index
+from bert_cli.data.search.late import Vectors
 from bert_cli.data.search.passages import Document, Passage
+from bert_cli.data.search.ranking import combined
 from bert_cli.errors import ConfigError, DataError
 
 TEXTS = [

@@ -1,0 +1,36 @@
+"""Scores of passages together: two kinds are standardised and added, and the best passages are ranked again.
+
+Shapes: N passages, n of them.
+"""
+
+import numpy as np
+
+from bert_cli.arrays import Floats32
+
+
+def combined(lexical: Floats32, meaning: Floats32, weight: float) -> Floats32:
+    """Return the scores of passages [N] by both halves, or with the weight 0 or 1 by one; -inf is not found."""
+    if weight == 0.0:
+        return np.where(lexical > 0.0, lexical, -np.inf)
+    if weight == 1.0:
+        return meaning
+    return weight * _standardised(meaning) + (1.0 - weight) * _standardised(lexical)
+
+
+def reranked(scores: Floats32, others: Floats32, weight: float) -> Floats32:
+    """Return the scores of the best passages with others added, both standardised; the lowest stays the lowest."""
+    if not len(scores):
+        return scores
+    added = scores + weight * scores.std() * _standardised(others)
+    return added - added.min() + scores.min()
+
+
+def _standardised(scores: Floats32) -> Floats32:
+    return (scores - scores.mean()) / (scores.std() + np.float32(1e-9))
+
+
+def best_of(scores: Floats32, top: int) -> list[int]:
+    """Return the positions of the highest scores, highest first; equal ones in the order of the passages."""
+    top = min(top, len(scores))
+    best = np.flatnonzero(scores >= np.partition(scores, -top)[-top]) if top else np.zeros(0, int)
+    return best[np.argsort(-scores[best], kind="stable")][:top].tolist()
