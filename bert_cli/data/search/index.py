@@ -255,7 +255,7 @@ class Index:
         """Add the vectors of the texts of passages."""
         values = np.rint(SCALE * vectors.texts).astype(np.int16)
         axes = self.axes
-        tokens = [None if axes is None else late.packed(one, axes) for one in vectors.tokens]
+        tokens = [None if axes is None else late.packed(text, axes) for text in vectors.tokens]
         rows = zip(map(bytes, values), tokens, numbers, strict=True)
         columns = "vectors(hash, value, tokens) SELECT hash, ?, ? FROM passages WHERE id = ?"
         self.table.executemany(f"INSERT OR REPLACE INTO {columns}", rows)
@@ -399,7 +399,7 @@ class Index:
         cosines: Floats32 = np.concatenate(scores)
         cosines /= SCALE
         axes = self.axes
-        short = [NO_TOKENS if axes is None else late.shortened(one, axes) for one in tokens]
+        short = [NO_TOKENS if axes is None else late.shortened(text, axes) for text in tokens]
         return list(map(Meaning, cosines[self._texts].T, short))
 
     def _read_vectors(self) -> Ints16:

@@ -37,7 +37,8 @@ def test_vectors_of_any_model_are_those_of_bert_predict(models, rows):
         vectors = bert_cli.load(models[name]).embed(texts)
         printed = rows(name, *({"text": text} for text in texts), task="embed")
         expected = np.float32([row["embedding"] for row in printed])
-        np.testing.assert_allclose(vectors, expected, atol=1e-6)
+        # NumPy's GELU is off by up to 2e-7 of its input, in each layer.
+        np.testing.assert_allclose(vectors, expected, atol=3e-6)
         assert vectors.dtype == np.float32
 
 
