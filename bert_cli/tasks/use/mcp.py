@@ -56,8 +56,8 @@ def outcome_of(message: JSONObject, index: Index) -> JSONObject:
             asked = parameters.get("protocolVersion")
             version = asked if asked in VERSIONS else VERSIONS[0]
             server = {"name": "bert", "version": bert_cli.__version__}
-            capabilities = {"protocolVersion": version, "capabilities": {"tools": {}}}
-            return {"result": {**capabilities, "serverInfo": server}}
+            facts: JSONObject = {"capabilities": {"tools": {}}, "serverInfo": server}
+            return {"result": {"protocolVersion": version, **facts}}
         case "ping":
             return {"result": {}}
         case "tools/list":

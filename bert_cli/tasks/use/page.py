@@ -142,7 +142,7 @@ def refusal(request: Request, token: str | None) -> tuple[int, str]:
 
 
 async def sent_by(request: Request) -> JSONObject:
-    """Return the JSON object of a request, by default an empty one. Raises HTTPException for others, or too many bytes."""
+    """Return the JSON object of a request, by default an empty one. Raises HTTPException for what is none."""
     body = b""
     async for part in request.stream():  # to its end: a client that still sends reads no answer
         body = body + part if len(body) <= MOST_BYTES else body
