@@ -16,6 +16,7 @@ from bert_cli.data.io import files
 from bert_cli.data.io.rows import rows, text_of
 from bert_cli.data.io.wrapping import (
     CUT,
+    FENCED,
     MISSING,
     NUMBERED,
     TWO_COLUMNS,
@@ -225,7 +226,8 @@ def _sample(part: files.Part, reading: files.Reading, size: int) -> str:
     whole = replace(part, start=0, stop=None)
     if part.format in ("plain", *files.DOCUMENTS):
         with files.report_damage(whole), files.open_part(whole) as file:
-            return file.read(size).decode(errors="replace")
+            text = file.read(size).decode(errors="replace")
+            return FENCED.sub("", text) if part.format == "plain" else text
     texts: list[str] = []
     for _, text in _titled_texts(whole, reading.text_field):
         texts.append(text[:size])

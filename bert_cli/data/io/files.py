@@ -47,11 +47,10 @@ DECODERS: dict[str, Callable[[], Any]] = {
 COMPRESSED = re.compile(
     rb"(?P<gzip>\x1f\x8b)|(?P<xz>\xfd7zXZ\0)|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P))|(?P<zstandard>\x28\xb5\x2f\xfd)"
 )
-NOT_TEXT: dict[bytes, tuple[str, str]] = {
-    mark.encode("latin-1"): tuple(row)
-    for mark, row in json.loads(Path(__file__).with_name("kinds.json").read_bytes()).items()
-}
-"""First bytes, in lower case -> what the file is, and what to do with it. Prose has no such first bytes."""
+NOT_TEXT: list[tuple[str, str, list[str]]] = json.loads(
+    Path(__file__).with_name("kinds.json").read_bytes()
+)
+"""What a file is, what to do with it, and its first bytes in lower case. Prose has no such first bytes."""
 # Byte order marks, or without one the zero bytes of ASCII letters.
 WIDE_CHARACTERS = {
     "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff",
@@ -142,9 +141,13 @@ def part_of(path: Path) -> Part:
     compression = compression_of(path)
     expected = SUFFIXES.get(path.suffix.lower(), "")
     if size and expected and not compression:
-        problem = f"has a name for {expected}, but its content is not {expected}"
-        raise DataError(f"{path} (line 1)", problem, "download it again, or rename it")
+        raise _other_content(path, expected)
     return Part(path, "plain", compression, size)
+
+
+def _other_content(path: Path, kind: str) -> DataError:
+    problem = f"has a name for {kind}, but its content is not {kind}"
+    return DataError(f"{path} (line 1)", problem, "download it again, or rename it")
 
 
 def format_by_name(path: Path) -> Format | None:
@@ -167,12 +170,14 @@ def recognise(path: Path, reading: Reading) -> Part | None:
     refuse_other_kinds(path, head, is_plain=reading.format == "plain")
     check_encoding(head, str(path))
     kind = _format_of(path, head) if reading.format == "auto" else cast(Format, reading.format)
+    if kind in DOCUMENTS:
+        raise _other_content(path, kind)
     if kind == "json-lines":
         refuse_array(head[:4096].decode(errors="replace"), str(path))
     has_zeros = 10 * head[:4096].count(0) > len(head[:4096])
     if kind != "parquet" and (has_zeros or (b"\r" in head and b"\n" not in head)):
         problem = "is not UTF-8 text with line ends (zero bytes or carriage returns alone)"
-        remedy = "convert it, as with iconv or tr '\\r' '\\n', or name only files of text, as 'folder/*.txt'"
+        remedy = "convert it, as with iconv or tr '\\r' '\\n', or leave it out"
         raise DataError(f"{path} (line 1)", problem, remedy)
     if kind != "parquet":
         decode(head[: head.rfind(b"\n") + 1], str(path))  # fails early
@@ -181,9 +186,9 @@ def recognise(path: Path, reading: Reading) -> Part | None:
 
 def _document_format(path: Path, head: bytes) -> Format | None:
     first = _first_mark(head)
-    if first.startswith(b"%pdf-"):
-        return "pdf"
     by_name = format_by_name(path)
+    if first.startswith(b"%pdf-") or (by_name == "pdf" and b"%PDF-" in head[:1024]):
+        return "pdf"
     if first.startswith(b"pk\3\4"):
         kinds = (kind for kind, mark in WITHIN.items() if mark in head)
         return next(kinds, by_name if by_name in WITHIN else None)
@@ -201,9 +206,10 @@ def _first_mark(head: bytes) -> bytes:
 
 def refuse_other_kinds(path: Path, head: bytes, *, is_plain: bool) -> None:
     """Raise DataError for a file that is not text by its marks; with `is_plain`, printable marks are text."""
-    first = _first_mark(head)
-    mark = next((start for start in NOT_TEXT if first.startswith(start)), None)
-    kind, remedy = NOT_TEXT.get(mark or b"", ("", ""))
+    first = _first_mark(head).decode("latin-1")
+    rows = (row for row in NOT_TEXT if first.startswith(tuple(row[2])))
+    kind, remedy, marks = next(rows, ("", "", []))
+    mark = next(filter(first.startswith, marks), "\n")
     if match := COMPRESSED.match(head):
         kind = f"{match.lastgroup} in another compression"
         remedy = "unpack it first"
@@ -211,8 +217,7 @@ def refuse_other_kinds(path: Path, head: bytes, *, is_plain: bool) -> None:
         tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "replace")
         kind = "a tar archive"
         remedy = "unpack it first, as with `tar xf FILE`"
-    is_printable = mark is not None and mark.isascii() and mark.decode().isprintable()
-    if kind and not (is_plain and is_printable):
+    if kind and not (is_plain and mark.isascii() and mark.isprintable()):
         raise DataError(str(path), f"is {kind}", remedy.replace("FILE", path.name))
 
 
@@ -235,8 +240,8 @@ def _format_of(path: Path, head: bytes) -> Format:
         return "parquet"
     text = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
     by_name = format_by_name(path)
-    if by_name in TABLES:
-        return by_name
+    if by_name in (*TABLES, *DOCUMENTS):
+        return cast(Format, by_name)
     if by_name == "json-lines" or JSON_OBJECT.match(text):
         return "json-lines"
     lines = [line.strip() for line in text.split("\n")]

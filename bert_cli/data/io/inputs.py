@@ -43,7 +43,7 @@ class LeftOut:
     def __init__(self, command: str, named: Collection[Path], strict: bool) -> None:
         self._command = command
         self._named = {path.resolve() for path in named}
-        self._strict = strict
+        self.strict = strict
         self.problems: dict[Path, DataError] = {}
 
     @contextmanager
@@ -53,7 +53,7 @@ class LeftOut:
             with report_failure(str(path), "read", "check its permissions, or move it away"):
                 yield
         except DataError as error:
-            if self._strict or path.resolve() in self._named:
+            if self.strict or path.resolve() in self._named:
                 raise
             self.problems[path] = error
 
@@ -110,10 +110,11 @@ def open_text(
     return recognise_lines(parts, reading), notes
 
 
-def find_files(source: Path, manifest: Manifest) -> list[Path]:
+def find_files(source: Path, manifest: Manifest, strict: bool = False) -> list[Path]:
     """Return a file, the files of a folder (of a step's folder, its outputs) or the matches of a pattern, in order.
 
-    Raises DataError when there are no files, and for the output of an unfinished step.
+    Raises DataError when there are no files, for the output of an unfinished step, and if `strict`
+    for a link in a folder that is to no file.
     """
     where = f"input ({source})"
     if source.is_file():
@@ -131,8 +132,12 @@ def find_files(source: Path, manifest: Manifest) -> list[Path]:
     else:
         files = visible_files(source)
         for path in source.rglob("*"):
-            if path.is_symlink() and path.is_dir() and not _is_hidden(path, source):
-                print_error(f"warning: {path} is a link to a folder and is not read; name it too")
+            if path.is_symlink() and not path.is_file() and not _is_hidden(path, source):
+                problem = "is a link to a folder, or to nothing, and is not read"
+                error = DataError(str(path), problem, "name what it links to, in its place")
+                if strict:
+                    raise error
+                print_error(f"warning: {error}")
     if not files:
         if not source.exists():
             raise DataError(where, "does not exist", "check the path")
@@ -162,8 +167,8 @@ def refuse_output_inside(source: Path, out: Path, manifest: Manifest) -> None:
     inner = out.resolve()
     root = folder.resolve()
     if is_searched and inner.is_relative_to(root) and not _is_hidden(inner, root):
-        problem = f"is inside {folder}, where the next run would read its files as text"
-        raise DataError(f"out ({out})", problem, "choose another folder")
+        problem = f"is {folder} or inside it, where the next run would read its files as text"
+        raise DataError(f"output ({out})", problem, "choose another place")
 
 
 def find_root(source: Path) -> Path:
@@ -181,7 +186,7 @@ def recognise_all(
     """Return every file of the input that has text, and notes. Raises DataError for a file that cannot be left out."""
     left_out = left_out or LeftOut("", [], strict=True)
     files: dict[Path, Part | None] = {}
-    for path in find_files(source, manifest):
+    for path in find_files(source, manifest, left_out.strict):
         with left_out.unless_text(path):
             part = recognise(path, reading)
             files[path] = recognise_lines([part], reading)[0] if part else None

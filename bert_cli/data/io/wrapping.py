@@ -52,6 +52,8 @@ BULLET = re.compile(r"[*•·◦▪+–—-]\s+\S")
 ITEM = re.compile(r"(?:[*•·◦▪+–—-]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]+)[.)])\s+\S")
 STRETCHED = re.compile(r"[^\s.!?:]  +\S")
 GAP = re.compile(r" {3,}")
+FENCE = re.compile(r"(?:`{3,}[^`]*|~~~\w*)$")  # of code in Markdown
+FENCED = re.compile(r"^ *(```[^`\n]*|~~~\w*)$.*?(^ *(```|~~~)$|\Z)", re.MULTILINE | re.DOTALL)
 
 UNFINISHED = 0.8
 """Minimum length of a line that does not end a sentence, as a fraction of the width, instead of FILLED."""
@@ -308,18 +310,24 @@ class Joiner:
         self.titles = {title for title, count in titles.items() if count > 1}
 
     def paragraphs(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield each paragraph in a line, and blank lines as they are."""
+        """Yield each paragraph in a line, and blank lines and lines of code between fences as they are."""
         rows: list[Row] = []
         feeds: list[str] = []  # before each row
         size = 0
+        is_code = False
         for line in self._without_page_breaks(lines):
             row = row_of(line.replace("\f", ""))
-            if rows and not (row.text and size < MAX_PARAGRAPH and self._continues(rows, row)):
+            is_fence = bool(FENCE.match(row.text))
+            is_code ^= is_fence
+            joins = row.text and size < MAX_PARAGRAPH and not (is_code or is_fence)
+            if rows and not (joins and self._continues(rows, row)):
                 yield from self._joined(rows, feeds)
                 rows = []
                 feeds = []
                 size = 0
-            if row.text:
+            if is_code or is_fence:
+                yield row.text
+            elif row.text:
                 rows.append(row)
                 feeds.append(self.feed * line.count("\f"))
                 size += len(row.text)

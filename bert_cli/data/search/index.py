@@ -472,17 +472,25 @@ def open_index(path: Path) -> Index:
 def write_index(path: Path) -> Iterator[Index]:
     """Yield an index to write, new if the file is absent or empty; the block commits.
 
+    A new one is removed if the block fails before it has a passage.
+
     Raises DataError as `open_index`, for a damaged one, and while another process writes it.
     """
     if path.is_dir():
         raise DataError(str(path), "is a folder", "name the file of the index: manuals.index")
     path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
     problem = "another `bert search make` writes it"
     busy = DataError(str(path), problem, "wait for it, or end it")
     with hold_lock(path, busy), report_damage(path), closing(Index(path, writes=True)) as index:
         index.verify()
         if not index.is_sealed:
             index.check_unsealed()
-        yield index
+        try:
+            yield index
+        except BaseException:
+            if is_new and index.is_empty:
+                path.unlink()
+            raise
         if not index.is_sealed:
             index.seal()

@@ -40,7 +40,7 @@ def run(settings: SearchMakeSettings) -> None:
         manifest = read_manifest(source)
         inputs.refuse_output_inside(source, settings.index, manifest)
         root = inputs.find_root(source)
-        paths = inputs.find_files(source, manifest)
+        paths = inputs.find_files(source, manifest, settings.strict)
         names |= {path.resolve(): path.relative_to(root).as_posix() for path in paths}
     with write_index(settings.index) as index:
         # An absent model is found before the text is read.

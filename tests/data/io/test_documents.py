@@ -147,7 +147,7 @@ def test_a_format_is_recognised_by_the_content_of_the_file(tmp_path):
 def test_files_that_are_not_text_are_rejected_by_name(tmp_path):
     for name, data, problem in (
         ("a.txt", "In sixteen bits.".encode("utf-16-le"), "is UTF-16LE, not UTF-8"),
-        ("a.png", b"\x89PNG\r\n\x1a\n" + bytes(2000), "is a picture"),
+        ("a.png", b"\x89PNG\r\n\x1a\n" + bytes(2000), "is a picture; leave it out"),
         ("a.bin", b"\x01\x02" + bytes(2000), "is not UTF-8 text"),
         ("a.mac", b"One.\rTwo.\r\rThree.\r", r"carriage returns alone.* tr '\\r'"),
         ("a.txt.gz", b"Plain text.\n", "has a name for gzip, but"),
@@ -158,7 +158,10 @@ def test_files_that_are_not_text_are_rejected_by_name(tmp_path):
             b"%PDF-1.7\n",
             "is a PDF that is damaged or too large .*; download or copy the file again",
         ),
-        ("a", b"PK\x03\x04\x14", "is a zip archive, as are docx"),
+        ("a", b"PK\x03\x04\x14", "is a zip archive, as are docx.* as with `unzip a`"),
+        ("a", b"%!PS-Adobe-3.0\n", "is PostScript"),
+        ("a.pdf", b"junk\n%PDF-1.7\n", "is a PDF that is damaged"),
+        ("a.pdf", b"Plain text.\n", "has a name for pdf, but its content is not pdf"),
         ("a", b"\xef\xbb\xbf\n<!DOCTYPE html>", r"is HTML .*\(Document is empty\); "),
         ("a", b"<HTML lang='en'>", "is HTML that has no text"),
         ("a", b"{\\rtf1", "is rich text"),
@@ -176,7 +179,7 @@ def test_files_that_are_not_text_are_rejected_by_name(tmp_path):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(DataError, match=rf"{name}.*{problem}"):
             files.recognise(tmp_path / name, READING)
-        if name in ("a.bin", "a.mac", "a.txt.gz"):
+        if name in ("a.bin", "a.mac", "a.pdf", "a.txt.gz"):
             continue
         (tmp_path / "packed").write_bytes(gzip.compress(data))
         with pytest.raises(DataError, match=f"packed.*{problem.split('`')[0]}"):
@@ -276,6 +279,9 @@ def test_folders_files_and_patterns_are_inputs(tmp_path):
     for name, problem in (("*.gz", "no file matches"), ("nothing.txt", "does not exist")):
         with pytest.raises(DataError, match=problem):
             inputs.find_files(tmp_path / name, {})
+    (tmp_path / "broken").symlink_to("nothing")
+    with pytest.raises(DataError, match="broken: is a link to a folder, or to nothing"):
+        inputs.find_files(tmp_path, {}, strict=True)
 
 
 def test_empty_files_are_counted_and_an_input_without_text_is_rejected(tmp_path):

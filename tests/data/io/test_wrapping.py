@@ -110,10 +110,12 @@ def test_lines_that_their_author_broke_stay(tmp_path):
     }
     assert {kind: wrapped_width(lines) for kind, lines in text.items()} == dict.fromkeys(text, 0)
     prose = "\n\n".join(WRAPPERS["80"](text) for text in PARAGRAPHS[:20])
-    (tmp_path / "a").write_text(f"{prose}\n\nCHAPTER I\nIn which we start\n\n{SONNET}\n{prose}")
+    kept = ["CHAPTER I", "In which we start", *SONNET.splitlines(), "```sh"]
+    kept += [*WRAPPERS["80"](PARAGRAPHS[0]).splitlines(), "```"]
+    (tmp_path / "a").write_text("\n".join([prose, "", *kept, "", prose]))
     lines = lines_of(tmp_path / "a")
     start = lines.index("CHAPTER I")
-    assert lines[start:-20] == ["CHAPTER I", "In which we start", *SONNET.splitlines()]
+    assert lines[start:-20] == kept
     assert lines[:start] == lines[-20:] == PARAGRAPHS[:20]
 
 
