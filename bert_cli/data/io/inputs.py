@@ -59,8 +59,8 @@ class LeftOut:
 
     def report(self) -> None:
         """Print how many files were left out, and the first ones: texts and documents, which a person can mend."""
-        ranks = {"plain": 0, **dict.fromkeys(DOCUMENTS, 1)}
-        paths = sorted(self.problems, key=lambda path: ranks.get(format_by_name(path) or "", 2))
+        ranks: dict[str | None, int] = {"plain": 0, **dict.fromkeys(DOCUMENTS, 1)}
+        paths = sorted(self.problems, key=lambda path: ranks.get(format_by_name(path), 2))
         if paths:
             shown = "".join(f"\n  {self.problems[path]}" for path in paths[:NAMED])
             suffixes = Counter(path.suffix or "without a suffix" for path in paths[NAMED:])
