@@ -26,7 +26,6 @@ from support.made_documents import lines, made_pdf
 from bert_cli import open_index
 from bert_cli.cli import main
 from bert_cli.config.use import ServeSettings
-from bert_cli.data.search.index import write_index
 from bert_cli.tasks.use import page as over_http
 from bert_cli.tasks.use import requests
 
@@ -222,8 +221,6 @@ def index(tmp_path_factory, models) -> Path:
         (home / "texts" / name).write_text(text, encoding="utf-8")
     words = ["search", "make", home / "my.index", home / "texts", "--model", models["bare"]]
     assert main([*map(str, words)]) == 0
-    with write_index(home / "my.index") as writer, writer.changing():
-        writer.record(weight=0.5)  # the model is random: words decide
     return home / "my.index"
 
 
@@ -434,6 +431,8 @@ def test_texts_are_ranked_by_similarity(address_of, page):
 
 def test_an_index_is_searched_by_keyboard_and_a_document_opens_beside(found, page):
     open_page(page, found)
+    page.get_by_label("words").check()  # the model is random
+    page.get_by_label("Search").focus()
     page.keyboard.type("tea")
     first = page.locator(".hit b").first
     first.wait_for()
@@ -477,6 +476,10 @@ def test_an_answer_of_a_pdf_shows_its_page(tmp_path, page):
         open_page(page, address)
         page.get_by_label("Search").fill("mast of spruce")
         page.locator(".hit .faint", has_text="boats.pdf, page 2, score").wait_for()
+        about = get(f"{address}api/about").json() | {"has_new_vectors": True}
+        page.route("**/api/about", lambda route: route.fulfill(json=about))
+        open_page(page, address)
+        page.locator("#about", has_text="start bert serve again to use them").wait_for()
 
 
 @pytest.mark.parametrize("half", ["words", "both", "meaning"])
