@@ -19,9 +19,7 @@ from typing import Any
 from urllib.parse import unquote
 
 MOST_PAGES = 100_000
-MOST_BYTES = (
-    1 << 27
-)  # of an unpacked file of a zip archive, whose tree takes up to ten times as many
+MOST_BYTES = 1 << 27  # of an unpacked file of an archive; its tree takes up to ten times as many
 DEEPEST = 10_000  # calls, more than libxml2's limit of elements in one another
 SHORT_ROW = 200  # characters of a table's row that is written on one line
 NO_TITLE = re.compile(

@@ -190,11 +190,8 @@ def recognise_lines(parts: Sequence[files.Part], reading: files.Reading) -> list
         return list(parts)
     plain = [part for part in parts if part.format not in files.DOCUMENTS]
     pool = plain[:: -(-len(plain) // POOLED_FILES)] if parts[1:] and plain else []
-    common = margins_of("\n\n".join(_sample(part, reading, POOLED_CHARACTERS) for part in pool))
-    return [
-        _judge_lines(part, _sample(part, reading, SAMPLED_CHARACTERS), reading, common)
-        for part in parts
-    ]
+    common = margins_of("\n\n".join(sample_of(part, reading, POOLED_CHARACTERS) for part in pool))
+    return [_judge_lines(part, sample_of(part, reading), reading, common) for part in parts]
 
 
 def _judge_lines(
@@ -202,7 +199,7 @@ def _judge_lines(
 ) -> files.Part:
     """Return a file with the margins that its first text was wrapped at, or that are `common`, or with its fault."""
     if part.format == "pdf":  # the lines of a page are no paragraphs
-        pages = _sample(part, reading, -1).partition("\n---\n")[2].split("\f")
+        pages = sample_of(part, reading, -1).partition("\n---\n")[2].split("\f")
         empty = sum(not page.strip() for page in pages)
         fault = f"{MISSING} on {empty:,} of {len(pages):,} pages" if empty else ""
         return replace(part, margins=margins_of(text), fault=fault)
@@ -219,8 +216,11 @@ def _judge_lines(
     return replace(part, fault=CUT if ends_within_sentences(text) else "")
 
 
-def _sample(part: files.Part, reading: files.Reading, size: int) -> str:
-    """Return the beginning of a file's text, at most `size` characters; fields are separated by blank lines."""
+def sample_of(part: files.Part, reading: files.Reading, size: int = SAMPLED_CHARACTERS) -> str:
+    """Return the beginning of a file's text, at most `size` characters; fields are separated by blank lines.
+
+    Raises DataError for text that cannot be read.
+    """
     if part.format == "wikiextractor":
         return ""
     whole = replace(part, start=0, stop=None)
@@ -240,7 +240,7 @@ def _sample(part: files.Part, reading: files.Reading, size: int) -> str:
 def _joiner(part: files.Part, reading: files.Reading) -> Joiner:
     """Return what joins the lines of a part, with the words at the beginning of its complete file."""
     size = files.HEAD_BYTES if part.format in ("plain", "pdf") else SAMPLED_CHARACTERS
-    head = _sample(part, reading, size)
+    head = sample_of(part, reading, size)
     return Joiner(head, part.margins or (), keeps_pages=part.format == "pdf")
 
 

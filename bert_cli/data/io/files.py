@@ -241,7 +241,7 @@ def _format_of(path: Path, head: bytes) -> Format:
     text = head.decode(errors="replace").removeprefix("\ufeff").lstrip()
     by_name = format_by_name(path)
     if by_name in (*TABLES, *DOCUMENTS):
-        return cast(Format, by_name)
+        return by_name
     if by_name == "json-lines" or JSON_OBJECT.match(text):
         return "json-lines"
     lines = [line.strip() for line in text.split("\n")]

@@ -12,7 +12,7 @@ from glob import glob
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from bert_cli.data.io.documents import recognise_lines
+from bert_cli.data.io.documents import recognise_lines, sample_of
 from bert_cli.data.io.files import DOCUMENTS, Format, Part, Reading, format_by_name, recognise
 from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
 from bert_cli.errors import ConfigError, DataError
@@ -189,7 +189,9 @@ def recognise_all(
     for path in find_files(source, manifest, left_out.strict):
         with left_out.unless_text(path):
             part = recognise(path, reading)
-            files[path] = recognise_lines([part], reading)[0] if part else None
+            if part and reading.line_breaks != "keep":
+                sample_of(part, reading)  # fails early
+            files[path] = part
     left_out.report()
     empty = [path for path, part in files.items() if part is None]
     parts = [part for part in files.values() if part is not None]

@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_cli.config.search import SearchMakeSettings
 from bert_cli.data.io import files, inputs
-from bert_cli.data.io.documents import recognise_lines
+from bert_cli.data.io.documents import recognise_lines, sample_of
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.search import late
 from bert_cli.data.search.index import Index, write_index
@@ -80,8 +80,9 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
     parts: list[files.Part] = []
     for path in new:
         with left_out.unless_text(Path(path)):
-            part = files.recognise(Path(path), reading)
-            parts += recognise_lines([part], reading) if part else []
+            if part := files.recognise(Path(path), reading):
+                sample_of(part, reading)  # fails early
+                parts.append(part)
     if parts:
         inputs.refuse_without_effect(parts, settings.model_fields_set)
     parts = recognise_lines(parts, reading)

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import resource
 import signal
 import time
 
@@ -240,6 +241,8 @@ def test_a_bomb_is_an_error(tmp_path):
 def test_a_document_has_limits_of_time_and_memory_and_the_next_one_is_read(tmp_path, monkeypatch):
     path = tmp_path / "a.html"
     read(path, PAGE.encode())
+    for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
+        assert resource.prlimit(conversion._reader()._process.pid, limit) == (0, 0)
     conversion._reader().end()
     monkeypatch.setattr(conversion, "SECONDS", 0.001)
     assert "2048 MiB of memory or 0 seconds; " in problem_of(path, PAGE.encode() + b" ")
