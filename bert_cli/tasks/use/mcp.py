@@ -11,9 +11,8 @@ import bert_cli
 from bert_cli.data.search.index import Index
 from bert_cli.errors import BertError, printable
 from bert_cli.files import JSONObject
-from bert_cli.parse.load import Loaded, validate
 from bert_cli.processes import print_error
-from bert_cli.tasks.use.requests import TOOLS, row_of
+from bert_cli.tasks.use.requests import TOOLS, find
 
 VERSIONS = ("2025-06-18", "2024-11-05")  # of the protocol; who asks for another gets the first
 # Errors of JSON-RPC.
@@ -80,15 +79,14 @@ def call(parameters: JSONObject, index: Index) -> JSONObject:
         problem = f"there is no tool {name!r} with such arguments; use {' or '.join(TOOLS)}"
         return refusal(WRONG_PARAMETERS, problem)
     try:
-        hits = validate(TOOLS[name], Loaded(arguments)).hits(index)
+        answer = find(name, index, ("file", "score", "words"), arguments)
     except BertError as mistake:
         content = {"type": "text", "text": printable(str(mistake))}
         return {"result": {"content": [content], "isError": True}}
     except Exception:
         print_error(traceback.format_exc())
         return refusal(FAILED, "the answer failed: see the standard error of bert serve")
-    rows = [row_of(hit, "score", "words") for hit in hits]
-    content = {"type": "text", "text": json.dumps(rows, ensure_ascii=False)}
+    content = {"type": "text", "text": json.dumps(answer, ensure_ascii=False)}
     return {"result": {"content": [content]}}
 
 

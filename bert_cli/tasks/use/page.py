@@ -92,12 +92,10 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
 
     def endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
+            sent = await sent_by(request)
+            answering = asyncio.get_running_loop().run_in_executor(worker, call, sent)
             try:
-                work = call(await sent_by(request))
-            except BertError as mistake:
-                return refused(400, str(mistake))
-            try:
-                return JSONResponse(await asyncio.get_running_loop().run_in_executor(worker, work))
+                return JSONResponse(await answering)
             except ConfigError as mistake:
                 return refused(400, str(mistake))
             except Exception as failure:  # its message may have a path

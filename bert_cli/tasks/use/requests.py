@@ -1,6 +1,6 @@
 """What `bert serve` answers about a model or an index, over HTTP and by the Model Context Protocol."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from pydantic import Field
 
 from bert_cli.config.use import ServeSettings
 from bert_cli.data.search.index import AROUND, Half, Hit, Index
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import Loaded, validate
 from bert_cli.processes import quiet_imports
@@ -15,8 +16,8 @@ from bert_cli.settings.markers import Hidden
 from bert_cli.settings.settings import Settings
 from bert_cli.tasks.search import opened
 
-Call = Callable[[JSONObject], Callable[[], object]]
-"""Checks the JSON of a request and returns the function that answers it. Raises BertError for a wrong request."""
+Call = Callable[[JSONObject], object]
+"""Answers the JSON of a request. Raises ConfigError for a wrong one."""
 
 
 class Search(Settings):
@@ -55,13 +56,16 @@ class Read(Settings):
 TOOLS: dict[str, type[Search] | type[Read]] = {"search": Search, "read": Read}
 
 
-def row_of(hit: Hit, *left_out: str) -> JSONObject:
-    """Return a passage as it is answered: without its path, what it lacks, and the fields left out."""
-    return {
-        name: value
-        for name, value in hit._asdict().items()
-        if value is not None and name not in ("file", *left_out)
-    }
+def find(name: str, index: Index, left_out: Collection[str], sent: JSONObject) -> JSONObject:
+    """Answer a request of TOOLS with passages, without the fields left out and what they lack."""
+    hits = validate(TOOLS[name], Loaded(sent)).hits(index)
+    return {"hits": [row_of(hit, left_out) for hit in hits]}
+
+
+def row_of(hit: Hit, left_out: Collection[str]) -> JSONObject:
+    """Return the fields of a passage that it has, but for those left out."""
+    fields = hit._asdict().items()
+    return {name: value for name, value in fields if value is not None and name not in left_out}
 
 
 def open_model(settings: ServeSettings) -> Mapping[str, Call]:
@@ -71,19 +75,22 @@ def open_model(settings: ServeSettings) -> Mapping[str, Call]:
     engine = settings.engine if "engine" in settings.model_fields_set else None
     model = Model(settings.path, engine, settings.none_below)
 
-    def predict(sent: JSONObject) -> Callable[[], object]:
-        item = model.check(sent)
-        return lambda: model.predict([item])[0]
+    def predict(sent: JSONObject) -> object:
+        try:
+            item = model.check(sent)
+        except DataError as mistake:
+            raise ConfigError(*mistake.args) from None
+        return model.predict([item])[0]
 
     about = {"task": model.task, "name": Path(settings.path).name}
-    return {"about": lambda sent: lambda: about, "predict": predict}
+    return {"about": lambda sent: about, "predict": predict}
 
 
 def open_index(settings: ServeSettings) -> Mapping[str, Call]:
     """Open an index, which has the requests of TOOLS."""
     index = opened.open_index(settings.path)
 
-    def about() -> object:
+    def about(sent: JSONObject) -> object:
         facts: JSONObject = {"task": "search", "name": Path(settings.path).name}
         with index.snapshot():
             facts["has_meaning"] = index.embed is not None
@@ -92,9 +99,4 @@ def open_index(settings: ServeSettings) -> Mapping[str, Call]:
             facts["folders"] = index.folders()
         return facts
 
-    def find(form: type[Search] | type[Read], sent: JSONObject) -> Callable[[], object]:
-        asked = validate(form, Loaded(sent))
-        return lambda: {"hits": [row_of(hit) for hit in asked.hits(index)]}
-
-    tools = {name: partial(find, form) for name, form in TOOLS.items()}
-    return {"about": lambda sent: about, **tools}
+    return {"about": about, **{name: partial(find, name, index, ("file",)) for name in TOOLS}}

@@ -55,7 +55,7 @@ class Client:
         result = self.ask("tools/call", {"name": name, "arguments": arguments})["result"]
         assert not result.get("isError"), result
         (content,) = result["content"]
-        return json.loads(content["text"])
+        return json.loads(content["text"])["hits"]
 
 
 @pytest.fixture(scope="module")
