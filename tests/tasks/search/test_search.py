@@ -600,7 +600,7 @@ def test_vectors_stay_with_their_text_and_weights_whatever_moves(manuals, model,
     assert main(["search", "ask", "index", "disk"]) == 4
     problem = f"index (vectors of the model {tmp_path / 'model'}): no such folder; run `bert search"
     error = capsys.readouterr().err
-    assert problem in error and "--model NEW" in error and "--words" in error
+    assert problem in error and "--model NEW" in error and "ask` with --words" in error
     assert main([*words[:3], "moved", "--model", "there"]) == 0 and vectors_made(capsys) == 0
     assert main(["search", "ask", "index", "disk", "--meaning"]) == 0
 
