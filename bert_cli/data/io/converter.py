@@ -29,6 +29,7 @@ NO_TITLE = re.compile(
 """Titles that a program has written: the name of a file, or of the program."""
 MARKS = {
     b"\xef\xbb\xbf": "utf-8-sig",
+    b"\xff\xfe\0\0": "utf-32",
     b"\xff\xfe": "utf-16",
     b"\xfe\xff": "utf-16",
     b"<\0": "utf-16-le",
@@ -50,10 +51,14 @@ LEFT_OUT = re.compile(
     "noscript|nav|svg|iframe|object|select|textarea|head"
 )
 HIDDEN = (
-    "//body//*[@hidden or @aria-hidden='true' or contains(translate(@style, ' ', ''), 'display:none') or @role='search'"
-    " or self::footer[not(ancestor::article)] or @role='navigation' or @role='banner' or @role='contentinfo']"
+    "//body//*[@hidden or @aria-hidden='true' or self::footer[not(ancestor::article)] or @role='search' or "
+    "@role='navigation' or @role='banner' or @role='contentinfo' or "
+    "self::button[not(starts-with(name(..), 'h') and normalize-space(..) = normalize-space(.))]]"
 )
-"""What a web page does not show, or has around its text."""
+"""What a web page marks as hidden, or has around its text; a button is text where it is all of a heading.
+
+Styles also hide what a click opens, as the rows of a table, so they hide nothing here.
+"""
 ROWS = {"tr", "table-row"}
 SIGNS: dict[int, str | None] = {code: None for code in range(32) if code not in (9, 10)}
 """What control characters of PDFium are: a hyphen with the end of its line, and the ligatures of TeX's old fonts."""

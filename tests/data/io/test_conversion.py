@@ -162,8 +162,9 @@ def test_a_book_is_read_in_the_order_of_its_spine(tmp_path):
 
 PAGE = """<!DOCTYPE html><html><head><title>On sails</title><style>p {}</style></head><body>
 <nav>Home</nav><div role="navigation">Next</div><script>alert(1)</script><h2><button>Sails</button></h2>
+<h3>Mast<button>Copy</button></h3>
 <p>A big <b>sail</b> &amp; a<!-- no --> rope.<img src="data:image/png;base64,AAAA"></p><p hidden>No</p>
-<p style="display: none">No</p><article><footer>Foot</footer></article>
+<article><footer>Foot</footer></article>
 <pre>mast = 1
 boom = 2</pre><table><tr><th>Name</th><td>Value</td></tr></table><footer>Imprint</footer></body></html>"""
 
@@ -171,7 +172,7 @@ boom = 2</pre><table><tr><th>Name</th><td>Value</td></tr></table><footer>Imprint
 @pytest.mark.parametrize(
     ("encoding", "declared", "big"),
     [
-        *((name, "", "big") for name in ("utf-8", "utf-16", "utf-16-le")),
+        *((name, "", "big") for name in ("utf-8", "utf-16", "utf-16-le", "utf-32")),
         ("cp1252", "", "größer"),
         ("cp1252", '<meta charset="iso-8859-1">', "“größer”"),
         ("cp1252", '<meta charset="no-such">', "größer"),
@@ -188,7 +189,7 @@ def test_a_web_page_is_its_text_without_navigation_scripts_and_what_is_hidden(
     title, text = read(tmp_path / "a.html", page.encode(encoding, "surrogateescape"))
     line = f"A {big} sail & a rope.".replace("\udcff", "\ufffd")
     assert title == "On sails"
-    assert text == ["## Sails", line, "Foot", "mast = 1", "boom = 2", "Name\tValue"]
+    assert text == ["## Sails", "### Mast", line, "Foot", "mast = 1", "boom = 2", "Name\tValue"]
 
 
 def test_a_compressed_document_is_unpacked(tmp_path):
@@ -310,7 +311,7 @@ def test_steps_read_documents_as_sentences_without_marks_of_headings(tmp_path):
     out = str(tmp_path / "out")
     assert main(["preprocess", str(folder), out, "--processes", "1"]) == 0
     text = (tmp_path / "out/text_00000.txt").read_text()
-    assert text.startswith("Sails\nA big sail & a rope.\n")
+    assert text.startswith("Sails\nMast\nA big sail & a rope.\n")
     assert main(["preprocess", str(folder), f"{out}2", "--strict"]) == 3
     assert main(["vocab", str(folder), f"{out}3", "--size", "100"]) == 0
     assert "##" in (tmp_path / "out3/vocab.txt").read_text()
