@@ -24,6 +24,7 @@ from support.vectors import vectors_of, write_pooling
 import bert_cli
 from bert_cli.cli import main
 from bert_cli.config.search import SearchScoreSettings
+from bert_cli.data.io import conversion
 from bert_cli.data.random import chooses
 from bert_cli.data.search.index import SCALE, WEIGHT, Index, open_index, write_index
 from bert_cli.data.search.passages import Document, Passage
@@ -409,9 +410,13 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, capsys):
     assert main(["search", "make", "index", "manuals", "--strict"]) == 3
 
 
-def test_an_answer_of_a_pdf_names_its_page(manuals, capsys):
+def test_an_answer_of_a_pdf_names_its_page(manuals, monkeypatch, capsys):
     pages = [lines("Sails", "A sail needs wind."), lines("Masts", "A mast of spruce is light."), []]
     (manuals / "boats.pdf").write_bytes(made_pdf(pages))
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion, "find_spec", lambda name: None)
+        assert main(["search", "make", "index", "manuals"]) == 0
+    assert "needs the extra 'documents'; pip install" in capsys.readouterr().err
     assert main(["search", "make", "index", "manuals"]) == 0
     assert "boats.pdf, are missing on 1 of 3 pages; if" in capsys.readouterr().err
     assert main(["search", "ask", "index", "mast of spruce", "--top", "1"]) == 0
