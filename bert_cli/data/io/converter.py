@@ -27,14 +27,9 @@ NO_TITLE = re.compile(
     re.IGNORECASE,
 )
 """Titles that a program has written: the name of a file, or of the program."""
-MARKS = {
-    b"\xef\xbb\xbf": "utf-8-sig",
-    b"\xff\xfe\0\0": "utf-32",
-    b"\xff\xfe": "utf-16",
-    b"\xfe\xff": "utf-16",
-    b"<\0": "utf-16-le",
-    b"\0<": "utf-16-be",
-}
+MARKS = re.compile(
+    rb"(?P<utf_8_sig>\xef\xbb\xbf)|(?P<utf_32>\xff\xfe\0\0)|(?P<utf_16>\xff\xfe|\xfe\xff)|(?P<utf_16_le><\0)|(?P<utf_16_be>\0<)"
+)
 DECLARED = re.compile(
     rb"<(?:\?xml[^>]*encoding|meta[^>]*charset)\s*=\s*[\"']?\s*(?!utf-?16)([\w.:-]+)", re.IGNORECASE
 )
@@ -155,9 +150,8 @@ def html(data: bytes) -> tuple[str, list[str]]:
 
 def _decoded(data: bytes) -> str:
     """Return the text of a web page, in UTF-8 or as it declares, or else in Windows' encoding of the West."""
-    for mark, encoding in MARKS.items():
-        if data.startswith(mark):
-            return data.decode(encoding, "replace")
+    if match := MARKS.match(data):
+        return data.decode(str(match.lastgroup), "replace")
     declared = "utf-8"
     with suppress(LookupError):
         if match := DECLARED.search(data[:4096]):

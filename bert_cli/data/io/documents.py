@@ -43,7 +43,7 @@ POOLED_CHARACTERS = 1 << 13
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOST_ENTRIES = 200  # lines of front matter
 ENTRY = re.compile(r"\s|#|- |[\[\]{}]|[\w.\"'-]+ *[:=]")
-QUOTED = re.compile(r"([\"']?)(.*)\1")
+QUOTED = re.compile(r"^([\"'])(.*)\1$")
 HEADING = re.compile(r"^#{1,6} ")  # its mark
 TITLE = "title"  # the column or the field of titles
 FIELD_REMEDY = "pass the field with the text as --text-field"
@@ -127,8 +127,7 @@ def _after_front_matter(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
         if not ENTRY.match(line):
             break
         key, _, value = line.replace("=", ":", mark == "+++").partition(":")
-        if key.strip() == TITLE and (match := QUOTED.fullmatch(value.strip())):
-            title = match[2]
+        title = QUOTED.sub(r"\2", value.strip()) if key.strip() == TITLE else title
     return "", chain(head, lines)
 
 
