@@ -72,6 +72,7 @@ class MaskedLM(ScoresWords):
 
     def _create_weights(self) -> None:
         self.transform = self.dense("transform")
+        self.activation = gelu
         self.layer_norm = self.norm()
         self.bias = self.add_zeros("bias", self.config.vocab_size)
 
@@ -95,7 +96,7 @@ class MaskedLM(ScoresWords):
 
     def _factors(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the transformed positions [M, D] and the word table [V, D], in the compute dtype."""
-        x_BPD = self.layer_norm(gelu(self.transform(x_BPD)))
+        x_BPD = self.layer_norm(self.activation(self.transform(x_BPD)))
         x_MD = ops.cast(ops.reshape(x_BPD, (-1, self.config.hidden_size)), self.compute_dtype)
         table_VD = ops.cast(value_of(self.word_table), self.compute_dtype)
         return self.scaled("readout", x_MD), self.scaled("table", table_VD)

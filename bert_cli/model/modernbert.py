@@ -335,12 +335,12 @@ class Transform(Layer):
 
     def _create_weights(self) -> None:
         self.dense_1 = self.dense("dense", has_bias=False)
+        self.activation = ops.silu if self.config.classifier_activation == "silu" else gelu
         self.layer_norm = self.norm("norm", has_beta=False)
 
     def call(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D] in the compute dtype."""
-        activation = ops.silu if self.config.classifier_activation == "silu" else gelu
-        normal = self.layer_norm(activation(self.dense_1(ops.cast(x, self.compute_dtype))))
+        normal = self.layer_norm(self.activation(self.dense_1(ops.cast(x, self.compute_dtype))))
         return ops.cast(normal, self.compute_dtype)
 
 
@@ -350,6 +350,7 @@ class MaskedLM(heads.MaskedLM):
     def _create_weights(self) -> None:
         transform = Transform(**self.part("transform"))
         self.transform = transform.dense_1
+        self.activation = transform.activation
         self.layer_norm = transform.layer_norm
         self.bias = self.add_zeros("bias", self.config.vocab_size)
 

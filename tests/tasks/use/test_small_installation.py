@@ -88,6 +88,7 @@ def run(python, folder, monkeypatch) -> Callable[..., subprocess.CompletedProces
 
 
 def test_an_index_is_made_and_asked_by_words_and_by_meaning(run, models):
+    Path("index").unlink(missing_ok=True)  # of another environment
     for words in ((), ("--model", models["bare"])):
         made = run("search", "make", "index", "text", *words)
         assert made.returncode == 0, made.stderr
