@@ -43,8 +43,8 @@ class SearchMakeSettings(IndexFileSettings, TextSettings):
     """Model of the vectors, such as a run of `bert embed`: a run folder, a checkpoint, a Hugging Face folder or name.
     By default the model of the index; without one, words alone are searched."""
     token_vectors: bool | None = None
-    """Also store vectors of the tokens, which rank the best passages again and take 8 kB for each; by default as the
-    index has it, a new one with them."""
+    """Also store token vectors, which re-rank the best passages and take 8 kB for each. By default the index stays as
+    it is, and a new one has them."""
     documents: Documents = "files"
     """End of a document in plain text: the end of its file, or a blank line."""
 

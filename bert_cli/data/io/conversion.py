@@ -42,7 +42,7 @@ def text_of(path: Path, kind: str, read: Callable[[int], bytes]) -> bytes:
     status = path.stat()
     key = path, status.st_size, status.st_mtime_ns
     reader = _reader()
-    if key not in reader.places:
+    if key not in reader.stored:
         answer, *remedy = reader.answer(kind, read(MOST_BYTES + 1))
         if remedy:
             raise DataError(str(path), f"is {what} that {answer}", *remedy)
@@ -50,8 +50,8 @@ def text_of(path: Path, kind: str, read: Callable[[int], bytes]) -> bytes:
         start = reader.file.seek(0, os.SEEK_END)
         reader.file.write(text)
         reader.file.flush()
-        reader.places[key] = start, len(text)
-    start, size = reader.places[key]
+        reader.stored[key] = start, len(text)
+    start, size = reader.stored[key]
     return os.pread(reader.file.fileno(), size, start)
 
 
@@ -60,7 +60,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115
-        self.places: dict[object, tuple[int, int]] = {}
+        self.stored: dict[object, tuple[int, int]] = {}
         self._process: Any = None
         atexit.register(self.end)
 

@@ -197,7 +197,7 @@ def _judge_lines(
     part: files.Part, text: str, reading: files.Reading, common: tuple[int, ...]
 ) -> files.Part:
     """Return a file with the margins that its first text was wrapped at, or that are `common`, or with its fault."""
-    if part.format == "pdf":  # the lines of a page are no paragraphs
+    if part.format == "pdf":  # the lines of a page are not paragraphs
         pages = sample_of(part, reading, -1).partition("\n---\n")[2].split("\f")
         empty = sum(not page.strip() for page in pages)
         fault = f"{MISSING} on {empty:,} of {len(pages):,} pages" if empty else ""

@@ -157,7 +157,7 @@ def parse_static(
             counts = np.array([len(payload) / 4 for payload in lists])
         if len(rows := np.flatnonzero(counts != lengths[name])):
             sizes = f"S {sequence_length}, P {predictions}"
-            problem = f"is no static record of {sizes} ({name} has another length)"
+            problem = f"is not a static record of {sizes} ({name} has another length)"
             remedy = "use the lengths that the records were made with"
             raise DataError(where(int(rows[0])), problem, remedy)
         values: Array = numbers.clip(-LARGEST, LARGEST).astype(np.int32)

@@ -2,7 +2,7 @@
 
 Each change is a transaction, so that the file is complete after a kill at any moment. A finished index is sealed with
 the checksum of its file, which is verified before it answers. BM25 ranks by words, the cosine of vectors by meaning;
-for both, the scores of all passages are standardised and added, and vectors of tokens rank the best again.
+for both, the scores of all passages are standardised and added, and token vectors re-rank the best.
 
 Shapes: N passages in the order of their numbers, V different texts of these, D values of a vector, n texts.
 """
@@ -50,6 +50,7 @@ TO_ITS_END = "run `bert search make` to its end"
 LACKING = "SELECT min(id) FROM passages WHERE hash NOT IN (SELECT hash FROM vectors)"
 Half = Literal["words", "meaning"]
 Embed = Callable[[Sequence[str]], Vectors]
+"""Returns the vectors of texts."""
 
 
 class Hit(NamedTuple):
@@ -262,7 +263,7 @@ class Index:
 
     @property
     def axes(self) -> Floats32 | None:
-        """The axes [D, S] of vectors of tokens, None in an index without these."""
+        """Return the axes [D, S] of token vectors; None in an index without these."""
         stored = self.fact("axes")
         return None if stored is None else late.unpacked_axes(stored)
 
@@ -316,9 +317,10 @@ class Index:
             if 0.0 < weight < 1.0 and meaning.tokens.size:
                 best = np.array(best_of(scores, late.RERANKED), np.int64)
                 best = best[scores[best] > -np.inf]
-                new = best[np.isnan(similarity[best])]
-                if len(new):
-                    similarity[new] = late.similarities(meaning.tokens, self._tokens_of(new))
+                unknown = best[np.isnan(similarity[best])]
+                if len(unknown):
+                    stored = self._tokens_of(unknown)
+                    similarity[unknown] = late.similarities(meaning.tokens, stored)
                 scores[best] = reranked(scores[best], similarity[best], 1.0)
             yield scores
 
@@ -399,7 +401,7 @@ class Index:
         cosines: Floats32 = np.concatenate(scores)
         cosines /= SCALE
         axes = self.axes
-        short = [NO_TOKENS if axes is None else late.shortened(text, axes) for text in tokens]
+        short = [NO_TOKENS if axes is None else late.projected(text, axes) for text in tokens]
         return list(map(Meaning, cosines[self._texts].T, short))
 
     def _read_vectors(self) -> Ints16:

@@ -1,7 +1,7 @@
 """Late interaction: each token of a question looks for the most similar token of a passage (Khattab and Zaharia 2020).
 
-The vectors of tokens are those of the model of the index, untrained, turned to their principal axes and shortened to
-SIZE values of 8 bits. They rank again the best passages that words and meaning have found together.
+The model of the index computes the token vectors, without training. They are projected on their principal axes, stored
+as SIZE values of 8 bits, and re-rank the best passages that words and meaning have found together.
 
 Shapes: T tokens of some texts, t tokens of a text, D values of a vector, n passages.
 """
@@ -34,7 +34,7 @@ class Meaning(NamedTuple):
     cosines: Floats32
     """[N]."""
     tokens: Floats32
-    """Shortened vectors [t, S] of the question's tokens; none in an index without such vectors."""
+    """Projected vectors [t, S] of the question's tokens; none in an index without token vectors."""
 
 
 NO_TOKENS: Floats32 = np.zeros((0, 0), np.float32)
@@ -53,7 +53,7 @@ def unpacked_axes(stored: bytes) -> Floats32:
     return values.reshape(-1, min(SIZE, math.isqrt(len(values))))
 
 
-def shortened(tokens: Floats32, axes: Floats32) -> Floats32:
+def projected(tokens: Floats32, axes: Floats32) -> Floats32:
     """Return vectors [t, D] on the axes, of length 1."""
     values = tokens @ axes
     return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-12))
@@ -61,7 +61,7 @@ def shortened(tokens: Floats32, axes: Floats32) -> Floats32:
 
 def packed(tokens: Floats32, axes: Floats32) -> bytes:
     """Return vectors [t, D] as an index stores them."""
-    return np.rint(SCALE * shortened(tokens, axes)).astype(np.int8).tobytes()
+    return np.rint(SCALE * projected(tokens, axes)).astype(np.int8).tobytes()
 
 
 def similarities(question: Floats32, passages: Sequence[bytes]) -> Floats32:

@@ -75,7 +75,9 @@ class Light(Opened):
 
 def open_light(source: models.Source, task: str, texts: int | None) -> Light | None:
     """Return what answers so many texts without an engine; None if nothing does, or an engine is worth its start."""
-    is_few = texts <= FEW if texts else not visible_gpus(os.environ)
+    is_few = not visible_gpus(os.environ)
+    if texts:
+        is_few = texts <= FEW
     if is_few:
         return open_numpy(source, task) or open_graph(source, task)
     has_engine = importlib.util.find_spec("tensorflow") is not None

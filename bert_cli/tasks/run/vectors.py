@@ -120,8 +120,8 @@ class TokenEmbedding(Embedding):
             texts = np.add.reduceat(hidden, features.starts)
             texts /= features.lengths[:, None]
         hidden = embeddings.unit_vectors(hidden)
-        places = zip(features.starts, features.lengths, strict=True)
-        inner = [hidden[n + 1 : n + max(2, size - 1)] for n, size in places]
+        bounds = zip(features.starts, features.lengths, strict=True)
+        inner = [hidden[n + 1 : n + max(2, size - 1)] for n, size in bounds]
         return embeddings.unit_vectors(texts), inner
 
 

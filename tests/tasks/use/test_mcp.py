@@ -118,7 +118,7 @@ def test_a_client_of_another_version_gets_one_that_is_known(client):
 @pytest.mark.parametrize(("line", "code"), [
     ("{", -32700),
     ("[" * 100_000, -32700),
-    ('"\udcff"', -32700),  # as a byte that is no UTF-8
+    ('"\udcff"', -32700),  # a byte that is not UTF-8
     (f'{{"jsonrpc": "2.0", "id": 1, "method": "{"a" * 10**6}"}}', -32601),
     ("[]", -32600),
     ("3", -32600),
