@@ -59,8 +59,8 @@ def ours(options: argparse.Namespace) -> Callable[[Any], Any]:
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     from bert_cli.config.use import PredictSettings
-    from bert_cli.tasks.run.models import find_source
-    from bert_cli.tasks.run.opened import Predictor, open_model
+    from bert_cli.tasks.model.models import find_source
+    from bert_cli.tasks.model.opened import Predictor, open_model
 
     class Hidden(Predictor):
         def outputs(self, columns: Any) -> Any:

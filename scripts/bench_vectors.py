@@ -155,10 +155,10 @@ def predict_ours(options: argparse.Namespace) -> Pairs:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     from bert_cli.config.use import PredictSettings
     from bert_cli.data.tokens.tokenizer import read_tokenizer
-    from bert_cli.tasks.run.models import find_source
-    from bert_cli.tasks.run.opened import Input, Opened, open_model
-    from bert_cli.tasks.run.runtimes import open_numpy
-    from bert_cli.tasks.use.predictions import predictors
+    from bert_cli.tasks.model.models import find_source
+    from bert_cli.tasks.model.opened import Input, Opened, open_model
+    from bert_cli.tasks.model.predictions import predictors
+    from bert_cli.tasks.model.runtimes import open_numpy
 
     source = find_source(str(options.model))
     settings = PredictSettings(model=str(options.model), precision=options.precision)

@@ -62,7 +62,7 @@ class Head(Block):
     """Whether the head has logits per position [B, S, ...] instead of per example [B, ...]."""
     has_label_names: bool = False
     """Whether config.json names the outputs."""
-    predictor: str = "bert_cli.tasks.run.vectors:Embedding"
+    predictor: str = "bert_cli.tasks.model.vectors:Embedding"
     """Class that answers the task."""
     synthetic: str = "bert_cli.data.finetune.synthetic:example_labels"
     """Function that returns labels of synthetic examples."""
@@ -111,7 +111,7 @@ PRETRAINING = Head(
     task="fill-mask",
     hf_classes=("BertForPreTraining", "BertForMaskedLM"),
     needs=("heads/masked_lm",),
-    predictor="bert_cli.tasks.use.predictions:FillMask",
+    predictor="bert_cli.tasks.model.predictions:FillMask",
     is_per_position=True,
 )
 QUESTION_ANSWERING = Head(
@@ -125,7 +125,7 @@ QUESTION_ANSWERING = Head(
     task="question-answering",
     hf_classes=("BertForQuestionAnswering",),
     needs=("qa_head",),
-    predictor="bert_cli.tasks.use.predictions:QuestionAnswering",
+    predictor="bert_cli.tasks.model.predictions:QuestionAnswering",
     is_per_position=True,
     synthetic="bert_cli.data.finetune.synthetic:span_labels",
 )
@@ -139,7 +139,7 @@ SEQUENCE_CLASSIFICATION = Head(
     task="text-classification",
     hf_classes=("BertForSequenceClassification",),
     needs=("glue_head", "pool"),
-    predictor="bert_cli.tasks.use.predictions:TextClassification",
+    predictor="bert_cli.tasks.model.predictions:TextClassification",
     has_label_names=True,
 )
 MEAN_CLASSIFICATION = replace(
@@ -164,7 +164,7 @@ TOKEN_CLASSIFICATION = Head(
     task="token-classification",
     hf_classes=("BertForTokenClassification",),
     needs=("token_head",),
-    predictor="bert_cli.tasks.use.predictions:TokenClassification",
+    predictor="bert_cli.tasks.model.predictions:TokenClassification",
     is_per_position=True,
     has_label_names=True,
     synthetic="bert_cli.data.finetune.synthetic:token_labels",

@@ -67,8 +67,7 @@ def write_checkpoint(folder, variables, config):
 def test_a_real_checkpoint_has_the_weights_of_pytorch_by_prefix_index_and_folder(
     tiny, judge, variables, tmp_path
 ):
-    from bert_cli.tasks.run.models import find_source
-    from bert_cli.tasks.run.start import load_weights
+    from bert_cli.tasks.model.models import find_source, load_weights
 
     write_checkpoint(tmp_path, variables, tiny)
     for name in ("bert_model.ckpt", "bert_model.ckpt.index", "."):
@@ -83,7 +82,7 @@ def test_a_real_checkpoint_has_the_weights_of_pytorch_by_prefix_index_and_folder
 
 
 def test_data_that_is_cut_or_missing_is_refused(tiny, tmp_path):
-    from bert_cli.tasks.run.models import find_source
+    from bert_cli.tasks.model.models import find_source
 
     write_checkpoint(tmp_path, {"bert/pooler/dense/kernel": np.zeros((32, 32), np.float32)}, tiny)
     (data,) = tmp_path.glob("*.data-*")

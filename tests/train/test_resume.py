@@ -18,7 +18,7 @@ from bert_cli.errors import CheckpointError
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.settings import markers
 from bert_cli.settings.markers import marked
-from bert_cli.tasks.run import models, start
+from bert_cli.tasks.model import models
 from bert_cli.tasks.run.job import Draft
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, Saved
@@ -238,7 +238,7 @@ def test_values_that_no_run_can_have_are_an_error(saved, fresh, file, suffix, dt
     assert message.startswith(f"{saved / file}: ") and fault in message
     if file == MODEL and dtype != np.float16:  # also of a model that a run starts from
         with pytest.raises(CheckpointError, match=fault):
-            start.load_weights(models.find_source(str(saved)), fresh[0].weights)
+            models.load_weights(models.find_source(str(saved)), fresh[0].weights)
 
 
 SCALES = asdict(SCALE)

@@ -18,7 +18,8 @@ from bert_cli.processes import print_line
 from bert_cli.statistics import Sample, identify
 from bert_cli.tasks.finetune.contrast import ROWS, Contrast, add_candidates, add_gradients
 from bert_cli.tasks.finetune.texts import features_of_texts
-from bert_cli.tasks.run import finetune, models
+from bert_cli.tasks.model import models
+from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.task import Logits, Result, Task
 from bert_cli.tasks.run.teacher import with_vectors
 

@@ -23,9 +23,9 @@ from bert_cli.facts.heads import MEAN_CLASSIFICATION
 from bert_cli.model.bert import named_weights
 from bert_cli.parallel.engine import Value
 from bert_cli.tasks.finetune.contrast import Contrast, add_candidates
-from bert_cli.tasks.run import models
+from bert_cli.tasks.model import models
+from bert_cli.tasks.model.vectors import open_vectors
 from bert_cli.tasks.run.task import Task
-from bert_cli.tasks.run.vectors import open_vectors
 
 PAIRS = 320
 TEMPERATURE = 0.05

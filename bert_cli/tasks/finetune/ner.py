@@ -18,7 +18,8 @@ from bert_cli.data.finetune.split import warn_of_shared
 from bert_cli.data.finetune.tables import write_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line
-from bert_cli.tasks.run import finetune, models
+from bert_cli.tasks.model import models
+from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.task import Logits, Result, Task
 from bert_cli.text import count
 

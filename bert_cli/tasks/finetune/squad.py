@@ -19,7 +19,8 @@ from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.files import write_json_atomically
 from bert_cli.processes import print_line
-from bert_cli.tasks.run import finetune, models
+from bert_cli.tasks.model import models
+from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.task import Logits, Result, Task
 from bert_cli.text import count
 

@@ -48,10 +48,11 @@ from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample
 from bert_cli.tasks.finetune.few import of_pairs
-from bert_cli.tasks.run import finetune, models
-from bert_cli.tasks.run.opened import Input
+from bert_cli.tasks.model import models
+from bert_cli.tasks.model.opened import Input
+from bert_cli.tasks.model.vectors import open_vectors
+from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.task import Logits, Result, Task, half_of
-from bert_cli.tasks.run.vectors import open_vectors
 from bert_cli.text import count
 
 # Training rows, below which vectors of the start are a baseline: they cost less than an epoch and one evaluation.

@@ -172,7 +172,7 @@ def find_start(name: str, *, needs_vocabulary: bool) -> tuple[Start, Vocabulary 
     Raises CheckpointError if the model is absent or not supported, ConfigError for a vocabulary that is needed.
     """
     with quiet_imports():
-        from bert_cli.tasks.run import models  # loads TensorFlow
+        from bert_cli.tasks.model import models  # loads TensorFlow
     source = models.find_source(name, "--from")
     path = Path(name)
     is_here = path.exists() or (path.parent != Path() and path.parent.is_dir())

@@ -29,7 +29,7 @@ from bert_cli.files import JSONObject, read_json, write_output
 from bert_cli.processes import cpu_count, print_line, print_table
 from bert_cli.statistics import Sample, Score, difference, identify, sample_of
 from bert_cli.tasks.look.plot import render
-from bert_cli.tasks.run import models, opened
+from bert_cli.tasks.model import models, opened
 from bert_cli.tasks.run.start import Folder
 from bert_cli.tasks.run.task import Result
 from bert_cli.text import count, format_duration

@@ -30,7 +30,7 @@ from bert_cli.settings.settings import is_set
 from bert_cli.text import count
 
 if TYPE_CHECKING:
-    from bert_cli.tasks.run.models import Source
+    from bert_cli.tasks.model.models import Source
 
 Order = TypeVar("Order", bound=PretrainSettings)
 

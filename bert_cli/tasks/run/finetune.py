@@ -37,11 +37,12 @@ from bert_cli.planning.plan import Plan, make_plan
 from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import interval
+from bert_cli.tasks.model import models
+from bert_cli.tasks.model.models import Source
+from bert_cli.tasks.model.opened import head_of
 from bert_cli.tasks.run import build as assemble
-from bert_cli.tasks.run import models, start, train
+from bert_cli.tasks.run import train
 from bert_cli.tasks.run.job import Draft, Job, Steps, choose_layout, take_devices
-from bert_cli.tasks.run.models import Source
-from bert_cli.tasks.run.opened import head_of
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
 from bert_cli.tasks.run.start import Folder, Start
 from bert_cli.tasks.run.task import SAME, Result, Scorer, Task, compare, kept_baselines
@@ -291,7 +292,7 @@ def _train_and_score(draft: Draft[FinetuneSettings]) -> Trained | None:
         step = int(engine.group.broadcast([step])[0])
         path = folder / checkpoint.checkpoint_name(step)
         try:
-            start.load_weights(models.find_source(str(path)), built.state.weights)
+            models.load_weights(models.find_source(str(path)), built.state.weights)
             is_best = scorer.best is not None and scorer.best[0] == step
             result = scorer.result if is_best else scorer.score(engine)
             print_line(f"run: the best checkpoint is {path}; its scores follow")
@@ -368,7 +369,7 @@ def _only_score(draft: Draft[FinetuneSettings]) -> None:
     task = draft.task
     work = workload_of(draft.order)
     engine = assemble.build_engine(work, draft.mesh, task.labels, trains=False)
-    new, _ = start.load_weights(source, engine.weights)
+    new, _ = models.load_weights(source, engine.weights)
     if new:
         raise _another_model(source, f"has no {', '.join(new)}: it was not trained for this task")
     if problem := models.labels_problem(source, several=task.has_several_labels):

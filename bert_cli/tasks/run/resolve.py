@@ -14,7 +14,7 @@ from bert_cli.parallel.runtime import Devices, Layout, Mesh, Runtime
 from bert_cli.parse.load import changed
 from bert_cli.planning.workload import Workload
 from bert_cli.processes import quiet_imports
-from bert_cli.tasks.run.models import Source
+from bert_cli.tasks.model.models import Source
 
 Order = TypeVar("Order", bound=TrainSettings)
 ONE_PROCESS = Processes(())

@@ -1,6 +1,6 @@
 """Where a run starts: its newest checkpoint, else the weights that the settings name, else new weights.
 
-Also the format of its checkpoints, and the weights of a model on disk.
+Also the format of its checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,17 @@ from pathlib import Path
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
-from bert_cli.errors import CheckpointError
 from bert_cli.model import hf, scaling
 from bert_cli.parallel.engine import Weight
 from bert_cli.planning.workload import Workload
-from bert_cli.tasks.run.models import TF1_CONFIG, Source, extended, find_source
+from bert_cli.tasks.model.models import (
+    TF1_CONFIG,
+    Source,
+    extended,
+    find_source,
+    load_weights,
+    shapes_of,
+)
 from bert_cli.text import count
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import Saved, complete_checkpoints
@@ -69,7 +75,7 @@ def find_start(order: PretrainSettings, folder: Folder) -> Start:
     return Start(folder, None if name is None else find_source(name), None)
 
 
-# --- the format and the weights of a model
+# --- the format of its checkpoints
 
 
 def factors_of(work: Workload) -> scaling.Table:
@@ -89,7 +95,7 @@ def disk_format(
 
     `pooling` says how a model of vectors makes the vector of a text.
     """
-    shapes = _shapes(weights)
+    shapes = shapes_of(weights)
     shape = work.model
     table = factors_of(work)
     dtype = "float16" if work.precision == "float16" and not table else "float32"
@@ -139,27 +145,3 @@ def load_pretrained(
     if left_out:
         parts.append(f"not loaded: {', '.join(left_out)}")
     return "; ".join(parts)
-
-
-def load_weights(
-    source: Source,
-    weights: Mapping[str, Weight],
-    *,
-    same_labels: bool = True,
-    table: scaling.Table | None = None,
-) -> tuple[list[str], list[str]]:
-    """Load a model's weights; return the parts that it lacks and the parts that were left out."""
-    shapes = _shapes(weights)
-    needed = {n: shape for n, shape in shapes.items() if same_labels or "/classifier/" not in n}
-    config = source.config
-    tensors, left_out = hf.fitting(source.tensors(), needed, config)
-    values, new = hf.from_hf(tensors, shapes, config, where=str(source.weights))
-    for name, value in scaling.folded(values, table or {}, -1).items():
-        if fault := checkpoint.find_fault(value):
-            raise CheckpointError(f"{source.weights}: {name}", fault, "use another checkpoint")
-        weights[name].assign(value)
-    return new, left_out
-
-
-def _shapes(weights: Mapping[str, Weight]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(weight.shape) for name, weight in weights.items()}

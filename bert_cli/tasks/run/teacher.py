@@ -26,10 +26,10 @@ from bert_cli.errors import ConfigError
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
-from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import Input, Predictor, labels_of, open_model, task_of
+from bert_cli.tasks.model import models
+from bert_cli.tasks.model.opened import Input, Predictor, labels_of, open_model, task_of
+from bert_cli.tasks.model.vectors import BATCH, Embedding, open_vectors
 from bert_cli.tasks.run.task import Task
-from bert_cli.tasks.run.vectors import BATCH, Embedding, open_vectors
 from bert_cli.text import count
 from bert_cli.train.loop import Step
 

@@ -17,9 +17,9 @@ from bert_cli.data.tokens.tokenizer import FILES
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.files import file_crc32c, json_crc32c
 from bert_cli.processes import print_error
-from bert_cli.tasks.run import models, runtimes
-from bert_cli.tasks.run.opened import Input, one_device
-from bert_cli.tasks.run.vectors import TokenEmbedding, open_vectors
+from bert_cli.tasks.model import models, runtimes
+from bert_cli.tasks.model.opened import Input, one_device
+from bert_cli.tasks.model.vectors import TokenEmbedding, open_vectors
 
 
 class Model:

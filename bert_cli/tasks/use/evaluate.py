@@ -15,9 +15,9 @@ from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_error, print_line, print_table
 from bert_cli.settings.markers import Engine
 from bert_cli.statistics import Sample, intervals
+from bert_cli.tasks.model.models import find_folder, find_source
 from bert_cli.tasks.run import build, corpora, job, pretrain, start
 from bert_cli.tasks.run.job import Draft
-from bert_cli.tasks.run.models import find_folder, find_source
 from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.tasks.run.task import Result, compare
 from bert_cli.train import history

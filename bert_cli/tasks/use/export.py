@@ -33,8 +33,8 @@ from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.model import hf, published
 from bert_cli.model.bert import named_weights
 from bert_cli.processes import print_line
-from bert_cli.tasks.run import models, opened
-from bert_cli.tasks.run.runtimes import GRAPH, MADE_FROM, made_of, run_graph
+from bert_cli.tasks.model import models, opened
+from bert_cli.tasks.model.runtimes import GRAPH, MADE_FROM, made_of, run_graph
 from bert_cli.tasks.use import export_card, int8, static
 from bert_cli.train import checkpoint
 

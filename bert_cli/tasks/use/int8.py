@@ -18,10 +18,10 @@ from bert_cli.data.finetune.features import by_length, encode_texts
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import DataError
 from bert_cli.processes import print_error
-from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import INPUTS, Input, Opened, inputs_of
+from bert_cli.tasks.model import models
+from bert_cli.tasks.model.opened import INPUTS, Input, Opened, inputs_of
+from bert_cli.tasks.model.predictions import predictors
 from bert_cli.tasks.use import predict
-from bert_cli.tasks.use.predictions import predictors
 
 OPERATORS = ["MatMul", "Gemm", "Gather"]
 """Operators whose weights are quantized. Without Gather, embeddings in float32 are 47 of MiniLM's 59 MB."""

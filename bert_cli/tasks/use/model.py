@@ -12,7 +12,7 @@ from bert_cli.config.use import PredictSettings
 from bert_cli.errors import ConfigError
 from bert_cli.processes import print_error
 from bert_cli.settings.markers import Engine
-from bert_cli.tasks.run.opened import Input, Predictor, Row
+from bert_cli.tasks.model.opened import Input, Predictor, Row
 from bert_cli.tasks.use.predict import build, check_input, input_of, prepare, warn_of_single_texts
 from bert_cli.text import count
 

@@ -22,9 +22,9 @@ from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.heads import SEQUENCE_CLASSIFICATION
 from bert_cli.parse.load import changed
 from bert_cli.processes import print_error, print_line
-from bert_cli.tasks.run import models, opened, runtimes
-from bert_cli.tasks.run.opened import NONE, Input, Predictor
-from bert_cli.tasks.use.predictions import predictors
+from bert_cli.tasks.model import models, opened, runtimes
+from bert_cli.tasks.model.opened import NONE, Input, Predictor
+from bert_cli.tasks.model.predictions import predictors
 from bert_cli.text import count
 from bert_cli.train.checkpoint import read_settings
 

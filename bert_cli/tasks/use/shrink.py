@@ -8,8 +8,8 @@ from bert_cli.data.finetune.labels import DECISION
 from bert_cli.errors import ConfigError
 from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.processes import print_line
-from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import write_model_files
+from bert_cli.tasks.model import models
+from bert_cli.tasks.model.opened import write_model_files
 from bert_cli.text import count
 from bert_cli.train import checkpoint
 

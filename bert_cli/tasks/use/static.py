@@ -20,8 +20,8 @@ from bert_cli.data.tokens.notation import TOKENIZER_FILE
 from bert_cli.files import atomic_folder
 from bert_cli.processes import print_line
 from bert_cli.settings.settings import is_set
-from bert_cli.tasks.run import models
-from bert_cli.tasks.run.vectors import Embedding, check_dimensions, open_vectors
+from bert_cli.tasks.model import models
+from bert_cli.tasks.model.vectors import Embedding, check_dimensions, open_vectors
 from bert_cli.tasks.use import export_card, int8
 from bert_cli.train import card, checkpoint
 

@@ -14,7 +14,8 @@ from bert_cli.parallel.tensorflow.mesh import group_of
 from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.finetune.contrast import contrastive_loss
-from bert_cli.tasks.run import build, finetune, models, resolve, start
+from bert_cli.tasks.model import models
+from bert_cli.tasks.run import build, finetune, resolve
 
 
 def first_step(home, **changes):
@@ -35,7 +36,7 @@ def first_step(home, **changes):
     task = task.teach(task=task, group=group_of(mesh)) if task.teach else task
     plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
     engine, state, _ = build.build_run(work, mesh, plan)
-    start.load_weights(models.find_source(str(home / "plain")), state.weights)
+    models.load_weights(models.find_source(str(home / "plain")), state.weights)
     batch = task.prepare(engine, reader[0], UpdateRequest())
     counts = count(batch, engine.head.COUNTS)
     engine.compile_stages(batch, counts)

@@ -15,10 +15,10 @@ from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 from bert_cli.parallel.tensorflow.mesh import group_of
 from bert_cli.planning.workload import workload_of
+from bert_cli.tasks.model.vectors import Embedding
 from bert_cli.tasks.run import teacher
 from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.tasks.run.task import Task
-from bert_cli.tasks.run.vectors import Embedding
 from bert_cli.train.checkpoint import MODEL
 
 

@@ -24,8 +24,8 @@ from bert_cli.errors import DeviceError
 from bert_cli.planning.workload import workload_of
 from bert_cli.statistics import identify, mean_of
 from bert_cli.tasks.finetune import texts
+from bert_cli.tasks.model.models import find_tokenizer
 from bert_cli.tasks.run import task, teacher
-from bert_cli.tasks.run.models import find_tokenizer
 from bert_cli.tasks.run.task import Result, Scorer, Task
 from bert_cli.tasks.run.teacher import with_teacher
 from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints

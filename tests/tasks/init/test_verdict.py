@@ -10,7 +10,7 @@ from support.tiny_models import TINY, write_model
 from bert_cli.cli import main
 from bert_cli.statistics import Score, difference, identify, sample_of
 from bert_cli.tasks.init import verdict
-from bert_cli.tasks.run import models
+from bert_cli.tasks.model import models
 from bert_cli.tasks.run.task import Result, half_of
 from bert_cli.train import scores
 

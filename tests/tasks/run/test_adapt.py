@@ -12,7 +12,7 @@ from bert_cli.data.examples.reader import shuffled
 from bert_cli.data.examples.source import Records
 from bert_cli.data.records.corpus import RecordFiles
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
-from bert_cli.tasks.run import models
+from bert_cli.tasks.model import models
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
 WORDS = "word_embeddings.weight"

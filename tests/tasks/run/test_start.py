@@ -19,7 +19,7 @@ from support.tiny_models import (
 
 from bert_cli.cli import main
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
-from bert_cli.tasks.run import models
+from bert_cli.tasks.model import models
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
 

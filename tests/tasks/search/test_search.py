@@ -31,7 +31,7 @@ from bert_cli.data.search.passages import Document, Passage
 from bert_cli.data.search.words import parse
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.statistics import interval, mean_of
-from bert_cli.tasks.run.runtimes import FEW
+from bert_cli.tasks.model.runtimes import FEW
 from bert_cli.tasks.search import make, score
 from bert_cli.tasks.search.opened import Model
 

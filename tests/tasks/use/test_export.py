@@ -16,7 +16,7 @@ from support.vectors import write_pooling
 from bert_cli.config.use import ExportSettings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.parse.load import load
-from bert_cli.tasks.run.opened import INPUTS
+from bert_cli.tasks.model.opened import INPUTS
 from bert_cli.tasks.use import export, int8
 
 CLOSE = 2e-5

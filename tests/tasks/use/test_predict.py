@@ -26,10 +26,10 @@ from bert_cli.errors import ConfigError, DataError
 from bert_cli.model import bert, hf
 from bert_cli.parse.load import load
 from bert_cli.progress import TerminalBar
-from bert_cli.tasks.run.models import find_source
-from bert_cli.tasks.run.opened import open_model
+from bert_cli.tasks.model.models import find_source
+from bert_cli.tasks.model.opened import open_model
+from bert_cli.tasks.model.predictions import entities_of
 from bert_cli.tasks.use.predict import run
-from bert_cli.tasks.use.predictions import entities_of
 
 CLOSE = 1e-5
 ROOT = Path(__file__).parents[3]

@@ -34,7 +34,7 @@ from bert_cli.files import JSONObject
 from bert_cli.model import hf
 from bert_cli.processes import quiet_imports
 from bert_cli.progress import TerminalBar
-from bert_cli.tasks.run import models
+from bert_cli.tasks.model import models
 
 INPUTS = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}
 """Name of an input in transformers -> the column of a batch."""
@@ -192,7 +192,6 @@ def open_model(
     from bert_cli.model.bert import Outputs, build_blocks, named_weights
     from bert_cli.model.operations import PLAIN, LibraryOperations
     from bert_cli.parallel.devices import keep_freed_memory
-    from bert_cli.tasks.run import start
 
     head = head_for(source, task)
     if head and head.is_per_position and head.has_label_names and labels_of(source) == 1:
@@ -209,7 +208,7 @@ def open_model(
     )
     if uses_library:
         keep_freed_memory()
-    new, _ = start.load_weights(source, named_weights(blocks))
+    new, _ = models.load_weights(source, named_weights(blocks))
     if lacking := [part for part in (head.needs if head else ()) if part in new]:
         problem = f"has no {' and no '.join(lacking)} of the right shape, so it cannot do {task}"
         where = f"{source.folder} ({source.architecture})"

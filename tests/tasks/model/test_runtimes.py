@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 from support.hf_models import Models, need
 
 from bert_cli.cli import main
-from bert_cli.tasks.run import models as sources
-from bert_cli.tasks.run import runtimes
+from bert_cli.tasks.model import models as sources
+from bert_cli.tasks.model import runtimes
 
 TEXT = "the [MASK] sat on the mat in paris"
 NUMPY = {

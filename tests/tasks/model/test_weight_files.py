@@ -14,9 +14,8 @@ from support import tiny_models
 
 from bert_cli.errors import CheckpointError
 from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.tasks.run.models import find_source
-from bert_cli.tasks.run.start import load_weights
-from bert_cli.tasks.run.weight_files import tensorflow_prefix
+from bert_cli.tasks.model.models import find_source, load_weights
+from bert_cli.tasks.model.weight_files import tensorflow_prefix
 
 INDEX = "model.safetensors.index.json"
 

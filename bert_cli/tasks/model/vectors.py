@@ -14,8 +14,8 @@ from bert_cli.data.finetune import embeddings
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error
-from bert_cli.tasks.run import models, opened
-from bert_cli.tasks.run.opened import (
+from bert_cli.tasks.model import models, opened
+from bert_cli.tasks.model.opened import (
     Columns,
     Input,
     Opened,

@@ -6,7 +6,7 @@ unpickled.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +25,9 @@ from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import SEVERAL_LABELS
 from bert_cli.files import JSONObject, read_json, verify_checkpoint
-from bert_cli.model import hf, published, tensorflow_names
-from bert_cli.tasks.run.weight_files import (
+from bert_cli.model import hf, published, scaling, tensorflow_names
+from bert_cli.parallel.engine import Weight
+from bert_cli.tasks.model.weight_files import (
     FILES,
     Tensors,
     read_weights,
@@ -203,6 +204,31 @@ def extended(source: Source, tokenizer: TokenizerFolder | None) -> Source:
     rows = max(len(pieces), source.config.vocab_size)
     described = {**source.described, "vocab_size": rows}
     return replace(source, described=described, replaced=replaced, first_new=len(known))
+
+
+def load_weights(
+    source: Source,
+    weights: Mapping[str, Weight],
+    *,
+    same_labels: bool = True,
+    table: scaling.Table | None = None,
+) -> tuple[list[str], list[str]]:
+    """Load a model's weights; return the parts that it lacks and the parts that were left out."""
+    shapes = shapes_of(weights)
+    needed = {n: shape for n, shape in shapes.items() if same_labels or "/classifier/" not in n}
+    config = source.config
+    tensors, left_out = hf.fitting(source.tensors(), needed, config)
+    values, new = hf.from_hf(tensors, shapes, config, where=str(source.weights))
+    for name, value in scaling.folded(values, table or {}, -1).items():
+        if fault := checkpoint.find_fault(value):
+            raise CheckpointError(f"{source.weights}: {name}", fault, "use another checkpoint")
+        weights[name].assign(value)
+    return new, left_out
+
+
+def shapes_of(weights: Mapping[str, Weight]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight."""
+    return {name: tuple(weight.shape) for name, weight in weights.items()}
 
 
 # --- find a model

@@ -25,8 +25,8 @@ from bert_cli.facts.heads import GATHER, POOL, Head
 from bert_cli.files import file_crc32c
 from bert_cli.parallel.devices import visible_gpus
 from bert_cli.processes import cpu_count, print_error
-from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import INPUTS, Columns, Opened, head_for, head_of, labels_of
+from bert_cli.tasks.model import models
+from bert_cli.tasks.model.opened import INPUTS, Columns, Opened, head_for, head_of, labels_of
 
 AT_ONCE = 4
 """Texts that a core computes together, so that what lies between two products fits into its cache."""

@@ -27,9 +27,18 @@ from bert_cli.errors import DataError
 from bert_cli.facts.heads import heads
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error
-from bert_cli.tasks.run import models
-from bert_cli.tasks.run.opened import NONE, Columns, Input, Predictor, Row, exact, labels_of, row_of
-from bert_cli.tasks.run.vectors import Similarity
+from bert_cli.tasks.model import models
+from bert_cli.tasks.model.opened import (
+    NONE,
+    Columns,
+    Input,
+    Predictor,
+    Row,
+    exact,
+    labels_of,
+    row_of,
+)
+from bert_cli.tasks.model.vectors import Similarity
 
 
 class FillMask(Predictor):

@@ -1,0 +1,1 @@
+"""A model from disk that answers."""
