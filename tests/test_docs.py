@@ -294,8 +294,9 @@ def test_the_settings_accept_every_command_of_a_page(name, monkeypatch):
     names = [(row, number) for row in lines for number, word in enumerate(row) if word in programs]
     commands = [row[number + 1 :] for row, number in names if row[number + 1 :]]
     assert commands
+    planned = {"mine/pretrain.json": "pretrain_scratch_mini_128"}  # as `bert init` writes it
     for words in commands:
-        load_command(words)
+        load_command([planned.get(word, word) for word in words])
     named = set(re.findall(r"(?:configs|scripts)/[\w./]*\w\.(?:yaml|sh|json)", page))
     assert [path for path in sorted(named) if not (ROOT / path).is_file()] == []
 

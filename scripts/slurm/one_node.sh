@@ -3,7 +3,8 @@
 #   sbatch scripts/slurm/one_node.sh
 #   sbatch scripts/slurm/one_node.sh squad --config configs/squad_base.json --pretrained-ckpt-path runs/mine
 # The arguments are a `bert` command; the default is phase 1 of the base model.
-# Records are in data/, or in the folder DATASETS_DIR of the environment. --require-gpu stops a run on a node without a GPU.
+# Records are in data/, or in the folder DATASETS_DIR of the environment. --require-gpu stops a run on a node without a GPU;
+# --no-require-gpu among the arguments allows one.
 # Adjust: partition, account, number of GPUs, cores (16 are enough for four GPUs), memory, time limit. Options of sbatch
 # override these, for example `sbatch --gpus-per-node=8 ...`.
 # Five minutes before the time limit SLURM sends SIGTERM: the run saves a checkpoint and exits with 0, and the same
@@ -27,4 +28,4 @@ export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 [ $# -gt 0 ] || set -- pretrain --config configs/pretrain_base_128_phase1.json --parallel.layout auto
 # SLURM sends the signal to the run itself. This script ignores it and waits until the run has saved.
 trap : TERM
-srun bert "$@" --require-gpu
+srun bert "$1" --require-gpu "${@:2}"

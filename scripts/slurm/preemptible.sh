@@ -5,7 +5,8 @@
 #   sbatch scripts/slurm/preemptible.sh squad --config configs/squad_base.json --pretrained-ckpt-path runs/mine --seeds 5
 # The arguments are a `bert` command; the default is phase 1 of the base model. The folder of the run must be on a file
 # system that all nodes share.
-# Records are in data/, or in the folder DATASETS_DIR of the environment. --require-gpu stops a run on a node without a GPU.
+# Records are in data/, or in the folder DATASETS_DIR of the environment. --require-gpu stops a run on a node without a GPU;
+# --no-require-gpu among the arguments allows one.
 # Adjust: partition, account, number of nodes, GPUs and tasks per node, time limit. The time in --signal must be at least
 # one minute more than writing a checkpoint takes. MOST_RESTARTS (3) starts in a row that do not advance the step end the job.
 # SLURM sends SIGTERM to the processes of the run before the time limit and at preemption. The run saves a checkpoint and
@@ -58,7 +59,7 @@ is_ours_to_requeue() {
 # SLURM sends the signal to the run itself. This script ignores it and checks how the run ended.
 trap : TERM
 code=0
-srun --distribution=block bert "$@" --require-gpu --exit-code-when-stopped "$stopped" || code=$?
+srun --distribution=block bert "$1" --require-gpu "${@:2}" --exit-code-when-stopped "$stopped" || code=$?
 case $code in
     0) exit 0 ;;
     # 5: a process or a device is lost; 137: SIGKILL; 143: SIGTERM came before the run installed its handler.

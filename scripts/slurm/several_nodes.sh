@@ -4,7 +4,8 @@
 #   sbatch scripts/slurm/several_nodes.sh
 #   sbatch --nodes=4 scripts/slurm/several_nodes.sh pretrain --config configs/pretrain_large_128_phase1.json --parallel.layout auto
 # The arguments are a `bert` command; the default is phase 1 of the base model.
-# Records are in data/, or in the folder DATASETS_DIR of the environment. --require-gpu stops a run on a node without a GPU.
+# Records are in data/, or in the folder DATASETS_DIR of the environment. --require-gpu stops a run on a node without a GPU;
+# --no-require-gpu among the arguments allows one.
 # Adjust: partition, account, number of nodes, GPUs and tasks per node. The number of tasks per node is the number of GPUs,
 # or a divisor of it if a replica uses several GPUs; `bert plan` prints it. The processes read their addresses from the
 # variables of srun and use ports 20000 to 31999, which must be open between the nodes.
@@ -30,4 +31,4 @@ export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 # SLURM sends the signal to the run itself. This script ignores it and waits until the run has saved.
 trap : TERM
 # With the block distribution `bert` can derive the node of each rank from the variables of SLURM.
-srun --distribution=block bert "$@" --require-gpu
+srun --distribution=block bert "$1" --require-gpu "${@:2}"

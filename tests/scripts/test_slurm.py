@@ -136,13 +136,17 @@ def test_job_files_pass_shellcheck():
     subprocess.run([checker, "--severity=warning", *FILES, *in_bash], check=True)
 
 
-@pytest.mark.parametrize("name", ["one_node.sh", "several_nodes.sh", "preemptible.sh"])
+@pytest.mark.parametrize(
+    "name", ["one_cpu_node.sh", "one_node.sh", "several_nodes.sh", "preemptible.sh"]
+)
 def test_a_job_file_starts_the_run_in_every_task_with_its_flags(name, submit, tmp_path):
-    distribution = [] if name == "one_node.sh" else ["--distribution=block"]
-    words = [*distribution, "bert", "pretrain", "--seed", "7", "--require-gpu"]
+    words = [] if name.startswith("one_") else ["--distribution=block"]
+    # Before the arguments, so that --no-require-gpu among them has the last word.
+    gpus = [] if "cpu" in name else ["--require-gpu"]
+    words += ["bert", "pretrain", *gpus, "--seed", "7", "--no-require-gpu"]
     words += ["--exit-code-when-stopped", "75"] if name == "preemptible.sh" else []
     for more, data in (({}, tmp_path / "data"), ({"DATASETS_DIR": "/corpora"}, "/corpora")):
-        job = submit(name, "pretrain", "--seed", "7", **more)
+        job = submit(name, "pretrain", "--seed", "7", "--no-require-gpu", **more)
         assert job.wait() == 0 and job.log().endswith(f"{data} {words}\n"), job.log()
     assert not (tmp_path / "requests").exists()
 
@@ -220,6 +224,11 @@ def submit_task(submit, tmp_path):
 
     yield start
     assert not list(tmp_path.glob("dask-*.json"))
+
+
+def test_a_job_for_cpus_without_a_command_names_one(submit):
+    job = submit("one_cpu_node.sh")
+    assert job.wait() == 2 and "pretrain --config CONFIG" in job.log()
 
 
 def test_a_step_that_is_absent_or_fails_ends_its_array_with_the_steps_code(submit_task, tmp_path):
