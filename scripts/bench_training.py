@@ -197,7 +197,7 @@ def micro_batch_of_masked_pytorch(
 
 def weights_of_bert(options: argparse.Namespace) -> list[Any]:
     from bert_cli.facts.bert import BertConfig
-    from bert_cli.model.bert import build_blocks, named_weights
+    from bert_cli.model.build import build_blocks, named_weights
 
     blocks = build_blocks(BertConfig(num_hidden_layers=options.layers), seed=1, policy="float32")
     return list(named_weights(blocks).values())

@@ -95,7 +95,7 @@ def test_a_file_imports_only_lower_layers_and_its_own_package():
         assert not is_imported and not (is_copied and imports(source))
     for file, source in (
         ("data/examples/reader", "from bert_cli import tasks"),
-        ("data/examples/reader", "def f():\n    from bert_cli.model import layers"),
+        ("data/examples/reader", "def f():\n    from bert_cli.model import build"),
         ("data/examples/reader", "from ..train import loop"),
         ("train/loop", "from bert_cli.parallel.jax.mesh import open_mesh"),
         ("parallel/engine", "from bert_cli.parallel import tensorflow"),

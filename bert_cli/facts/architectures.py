@@ -35,7 +35,7 @@ class Architecture:
 
     shape: type[BertConfig]
     """The class of its shape: fields, divisors, matrix products, weights."""
-    embeddings: str = "bert_cli.model.layers:Embeddings"
+    embeddings: str = "bert_cli.model.bert.encoder:Embeddings"
     """The class of the first block, which has the table `word`."""
     layer: str
     """The class of an encoder layer, which is built with its number: layers may differ."""
@@ -92,7 +92,7 @@ COPIES = {
 ARCHITECTURES = {
     "bert": Architecture(
         shape=BertConfig,
-        layer="bert_cli.model.layers:EncoderLayer",
+        layer="bert_cli.model.bert.encoder:EncoderLayer",
         hf_names={
             **EMBEDDINGS,
             "hid_{}/attention/query": "bert.encoder.layer.{}.attention.self.query",

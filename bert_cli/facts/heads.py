@@ -1,7 +1,7 @@
 """The blocks after the encoder layers, one record each, for settings, planning, the model and the tasks.
 
 A task with its own head is a record in this file and its own files. Classes and functions are given as names for
-`pkgutil.resolve_name`, so a record loads neither Keras nor their modules. Shapes have the letters of `model.layers`.
+`pkgutil.resolve_name`, so a record loads neither Keras nor their modules. Shapes have the letters of `bert.encoder`.
 """
 
 from collections.abc import Callable, Mapping
@@ -78,20 +78,20 @@ class Head(Block):
         return self.task == "fill-mask"
 
 
-GATHER = Block(name="enc_out", layer="bert_cli.model.layers:GatherPositions")
+GATHER = Block(name="enc_out", layer="bert_cli.model.bert.encoder:GatherPositions")
 POOL = Block(
     name="pool",
-    layer="bert_cli.model.layers:Pooler",
+    layer="bert_cli.model.bert.encoder:Pooler",
     products=lambda config, shape: [
         Product(shape.examples * shape.sequences, config.hidden_size, config.hidden_size)
     ],
     hf_names={"pool/dense": "bert.pooler.dense"},
     parts={"pool": "bert.pooler"},
 )
-MEAN_POOL = Block(name="mean_pool", layer="bert_cli.model.layers:MeanPooling")
+MEAN_POOL = Block(name="mean_pool", layer="bert_cli.model.bert.encoder:MeanPooling")
 PRETRAINING = Head(
     name="heads",
-    layer="bert_cli.model.heads:PretrainingHeads",
+    layer="bert_cli.model.bert.heads:PretrainingHeads",
     before=(GATHER.name, POOL.name),
     products=lambda config, shape: [
         Product(shape.examples * shape.sequences, config.hidden_size, 2),
@@ -116,7 +116,7 @@ PRETRAINING = Head(
 )
 QUESTION_ANSWERING = Head(
     name="qa_head",
-    layer="bert_cli.model.heads:QuestionAnswering",
+    layer="bert_cli.model.bert.heads:QuestionAnswering",
     products=lambda config, shape: [
         Product(shape.examples * shape.positions, config.hidden_size, 2)
     ],
@@ -131,7 +131,7 @@ QUESTION_ANSWERING = Head(
 )
 SEQUENCE_CLASSIFICATION = Head(
     name="glue_head",
-    layer="bert_cli.model.heads:SequenceClassification",
+    layer="bert_cli.model.bert.heads:SequenceClassification",
     before=(POOL.name,),
     products=lambda config, shape: [Product(shape.examples, config.hidden_size, LABELS)],
     hf_names={"glue_head/classifier": "classifier"},
@@ -145,7 +145,7 @@ SEQUENCE_CLASSIFICATION = Head(
 MEAN_CLASSIFICATION = replace(
     SEQUENCE_CLASSIFICATION,
     name="mean_head",
-    layer="bert_cli.model.heads:MeanClassification",
+    layer="bert_cli.model.bert.heads:MeanClassification",
     before=(MEAN_POOL.name,),
     hf_names={"mean_head/classifier": "classifier"},
     parts={"mean_head": "classifier"},
@@ -155,7 +155,7 @@ MEAN_CLASSIFICATION = replace(
 )
 TOKEN_CLASSIFICATION = Head(
     name="token_head",
-    layer="bert_cli.model.heads:TokenClassification",
+    layer="bert_cli.model.bert.heads:TokenClassification",
     products=lambda config, shape: [
         Product(shape.examples * shape.positions, config.hidden_size, LABELS)
     ],
@@ -171,7 +171,7 @@ TOKEN_CLASSIFICATION = Head(
 )
 SENTENCE_EMBEDDING = Head(
     name="embed_head",
-    layer="bert_cli.model.heads:SentenceEmbedding",
+    layer="bert_cli.model.bert.heads:SentenceEmbedding",
     before=(MEAN_POOL.name,),
     task="embed",
     hf_classes=("BertModel",),

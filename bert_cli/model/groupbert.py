@@ -2,7 +2,7 @@
 
 From Chelombiev et al. 2021, arXiv 2106.05822, in the form that Graphcore published. Each of the four modules reads the
 LayerNorm of the residual stream and adds its output to the stream (pre-norm); the last layer ends with a LayerNorm. The
-stream is float32 inside a layer and has the compute dtype between blocks. Shapes: as in `layers`, K positions of the
+stream is float32 inside a layer and has the compute dtype between them. Shapes as in `bert.encoder`, K positions of the
 convolution's kernel, W channels of a group.
 """
 
@@ -12,10 +12,17 @@ import keras
 from keras import ops
 
 from bert_cli.facts.groupbert import GroupBertConfig
-from bert_cli.model.fused import Tensor, bias_gelu, convolution, dropout, dropout_seed, float32
-from bert_cli.model.layers import SelfAttention, attention_bias
-from bert_cli.model.operations import linear
-from bert_cli.model.parts import Block, Layer
+from bert_cli.model.arithmetic.fused import (
+    Tensor,
+    bias_gelu,
+    convolution,
+    dropout,
+    dropout_seed,
+    float32,
+)
+from bert_cli.model.arithmetic.operations import linear
+from bert_cli.model.arithmetic.parts import Block, Layer
+from bert_cli.model.bert.encoder import SelfAttention, attention_bias
 
 
 class Grouped(Layer):

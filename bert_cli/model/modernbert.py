@@ -2,7 +2,7 @@
 
 From Warner et al. 2024, arXiv 2412.13663. Both halves of a layer read the LayerNorm of the residual stream and add
 their output to it (pre-norm); the first layer reads the embeddings' LayerNorm, the last one ends with a LayerNorm. The
-stream is float32 inside a layer. Shapes: as in `layers`, and for local attention K blocks of W positions.
+stream is float32 inside a layer. Shapes: as in `bert.encoder`, and for local attention K blocks of W positions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,7 @@ import numpy as np
 from keras import ops
 
 from bert_cli.facts.modernbert import MAX_SCORED, QUERIES, WORTH_BLOCKS, ModernBertConfig
-from bert_cli.model import heads
-from bert_cli.model.fused import (
+from bert_cli.model.arithmetic.fused import (
     BACKEND,
     Dropout,
     Operation,
@@ -28,10 +27,11 @@ from bert_cli.model.fused import (
     matmul,
     run_after,
 )
-from bert_cli.model.heads import Columns, Key, Loss
-from bert_cli.model.layers import MASKED_SCORE, GatherPositions, MeanPooling, attention_bias
-from bert_cli.model.operations import linear
-from bert_cli.model.parts import Block, Layer
+from bert_cli.model.arithmetic.operations import linear
+from bert_cli.model.arithmetic.parts import Block, Layer
+from bert_cli.model.bert import heads
+from bert_cli.model.bert.encoder import MASKED_SCORE, GatherPositions, MeanPooling, attention_bias
+from bert_cli.model.bert.heads import Columns, Key, Loss
 
 MIN_BLOCKS = WORTH_BLOCKS[BACKEND]
 

@@ -14,7 +14,7 @@ from bert_cli.errors import DeviceError
 from bert_cli.parallel.group import ProcessGroup
 
 if TYPE_CHECKING:
-    from bert_cli.model.heads import Head
+    from bert_cli.model.bert.heads import Head
 
 Batch = Mapping[str, Array]
 """Columns of examples, arrays [M, B, ...] of M micro-batches."""

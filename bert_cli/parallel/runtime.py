@@ -16,7 +16,7 @@ from bert_cli.parallel.group import ProcessGroup
 from bert_cli.text import count
 
 if TYPE_CHECKING:
-    from bert_cli.model.parts import Block
+    from bert_cli.model.arithmetic.parts import Block
     from bert_cli.optim.optimizer import Optimizer, RandomBits
 
 

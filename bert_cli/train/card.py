@@ -12,7 +12,7 @@ from bert_cli import __version__
 from bert_cli.facts.architectures import head_of_class
 from bert_cli.facts.heads import SEVERAL_LABELS
 from bert_cli.files import JSONObject, add_to_checkpoint
-from bert_cli.model import hf
+from bert_cli.model.names import hf
 from bert_cli.text import count
 
 CARD = "README.md"

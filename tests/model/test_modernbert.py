@@ -11,8 +11,8 @@ from support.model_inputs import hidden_of, make_examples, random_blocks, values
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
 from bert_cli.model import modernbert
-from bert_cli.model.bert import build_block, build_blocks, named_weights
-from bert_cli.model.hf import config_of, from_hf, hf_config, to_hf
+from bert_cli.model.build import build_block, build_blocks, named_weights
+from bert_cli.model.names.hf import config_of, from_hf, hf_config, to_hf
 from bert_cli.planning.memory import weights_of
 
 SHORT, LONG = 24, 44  # all scores, and blocks of 8 positions that the length does not fill

@@ -5,7 +5,7 @@ import pytest
 from support.model_inputs import counts_of, gradients_of, hidden_of, make_examples, random_blocks
 
 from bert_cli.data.records.formats import pack_columns
-from bert_cli.model.bert import build_blocks
+from bert_cli.model.build import build_blocks
 
 
 # ModernBERT computes a pack in blocks, and its sequences alone with all scores, or in blocks.

@@ -27,8 +27,8 @@ from support.model_inputs import (
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import SEVERAL_LABELS
-from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.model.hf import check_hf_config, from_hf, hf_config, to_hf
+from bert_cli.model.build import build_blocks, named_weights
+from bert_cli.model.names.hf import check_hf_config, from_hf, hf_config, to_hf
 from bert_cli.parallel.engine import count
 
 torch = pytest.importorskip("torch")

@@ -59,7 +59,7 @@ def settings(
 
 @pytest.mark.parametrize("config", [TINY, GROUP, GROUP.model_copy(update={"ffn_groups": 1})])
 def test_the_weights_are_those_of_the_real_model(config):
-    from bert_cli.model.bert import build_blocks, named_weights
+    from bert_cli.model.build import build_blocks, named_weights
 
     blocks = build_blocks(config, seed=1, policy="float32")
     counted = memory.weights_of(config)

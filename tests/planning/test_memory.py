@@ -174,7 +174,7 @@ def test_an_estimate_is_the_expected_part_of_another(
 
 
 def test_the_threshold_is_that_of_the_engine():
-    from bert_cli.model.fused import WORTH_COMPILING
+    from bert_cli.model.arithmetic.fused import WORTH_COMPILING
 
     assert memory.COMPILED_CHAIN_ELEMENTS == WORTH_COMPILING
 

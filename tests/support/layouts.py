@@ -9,7 +9,7 @@ import numpy as np
 from support.settings import RUN, SHAPE, merged, plan_of, small_run
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.model.heads import PretrainingHeads
+from bert_cli.model.bert.heads import PretrainingHeads
 from bert_cli.parallel.engine import Batch, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
 from bert_cli.planning.workload import workload_of

@@ -69,7 +69,7 @@ def task_labels(kind: str, mask: np.ndarray) -> dict[str, np.ndarray]:
 def random_blocks(config: Any, kind: str = "pre-training") -> list[tuple[str, Any]]:
     """Return the blocks of a model with a head of `KINDS`, whose weights are all random: gammas and biases, too."""
     from bert_cli.facts.architectures import ARCHITECTURES
-    from bert_cli.model.bert import Outputs, build_blocks, named_weights
+    from bert_cli.model.build import Outputs, build_blocks, named_weights
 
     name, outputs = KINDS[kind]
     options = {"last_blocks": ARCHITECTURES[config.architecture].heads[name].last_blocks}
@@ -82,7 +82,7 @@ def random_blocks(config: Any, kind: str = "pre-training") -> list[tuple[str, An
 
 def values_of(blocks: Sequence[Any]) -> dict[str, np.ndarray]:
     """Return the values of all weights by name."""
-    from bert_cli.model.bert import named_weights
+    from bert_cli.model.build import named_weights
 
     return {name: weight.numpy() for name, weight in named_weights(blocks).items()}
 
@@ -101,7 +101,7 @@ def gradients_of(
     """Return loss, sums, and the gradient of every weight by name, all as tensors."""
     import tensorflow as tf
 
-    from bert_cli.model.bert import named_weights
+    from bert_cli.model.build import named_weights
 
     weights = named_weights(blocks)
     columns = {name: tf.convert_to_tensor(column) for name, column in columns.items()}

@@ -6,8 +6,8 @@ from typing import Any, get_args
 import tensorflow as tf
 
 from bert_cli.config.training import WeightKind
-from bert_cli.model.bert import named_weights
-from bert_cli.model.parts import Layer
+from bert_cli.model.arithmetic.parts import Layer
+from bert_cli.model.build import named_weights
 from bert_cli.parallel.engine import Batch, count
 
 # The names of a layer's weights and of the shared table, whose factors are inside a product or a lookup.

@@ -86,8 +86,8 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 def write_model(folder: Path, config: BertConfig = TINY, seed: int = 3, blocks: Any = None) -> Path:
     """Write a pre-training checkpoint of new weights, or of `blocks`, which transformers can open."""
-    from bert_cli.model.bert import build_blocks, named_weights
-    from bert_cli.model.hf import class_files, hf_config, to_hf
+    from bert_cli.model.build import build_blocks, named_weights
+    from bert_cli.model.names.hf import class_files, hf_config, to_hf
     from bert_cli.train.checkpoint import MODEL, write_tensors
 
     folder.mkdir(parents=True)

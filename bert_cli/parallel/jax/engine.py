@@ -19,9 +19,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_cli.arrays import Array, Floats32
 from bert_cli.facts.optimizers import MOMENTS
-from bert_cli.model.bert import named_weights
-from bert_cli.model.heads import Head
-from bert_cli.model.parts import Block
+from bert_cli.model.arithmetic.parts import Block
+from bert_cli.model.bert.heads import Head
+from bert_cli.model.build import named_weights
 from bert_cli.parallel.engine import (
     Batch,
     Divisors,

@@ -17,10 +17,10 @@ from jax import lax
 from jax.sharding import Mesh as Grid
 from jax.sharding import PartitionSpec
 
-from bert_cli.model.bert import repeated_parts
-from bert_cli.model.fused import shifted_key
-from bert_cli.model.heads import Head
-from bert_cli.model.parts import Block
+from bert_cli.model.arithmetic.fused import shifted_key
+from bert_cli.model.arithmetic.parts import Block
+from bert_cli.model.bert.heads import Head
+from bert_cli.model.build import repeated_parts
 from bert_cli.parallel.engine import Tensor
 
 Arrays = dict[str, jax.Array]

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from bert_cli.arrays import Array, Floats32
 from bert_cli.facts.optimizers import MOMENTS
-from bert_cli.model.bert import named_weights
-from bert_cli.model.heads import Head
+from bert_cli.model.bert.heads import Head
+from bert_cli.model.build import named_weights
 from bert_cli.optim.optimizer import Optimizer, clip_factor
 from bert_cli.parallel.engine import (
     Batch,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 
 import tensorflow as tf
 
-from bert_cli.model.fused import shifted_key
-from bert_cli.model.heads import Head
-from bert_cli.model.parts import Block
+from bert_cli.model.arithmetic.fused import shifted_key
+from bert_cli.model.arithmetic.parts import Block
+from bert_cli.model.bert.heads import Head
 from bert_cli.parallel.engine import Batch, Tensor
 from bert_cli.parallel.tensorflow.mesh import traced
 

@@ -20,7 +20,7 @@ from bert_cli.data.finetune.tables import Column
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.heads import MEAN_CLASSIFICATION
-from bert_cli.model.bert import named_weights
+from bert_cli.model.build import named_weights
 from bert_cli.parallel.engine import Value
 from bert_cli.tasks.finetune.contrast import Contrast, add_candidates
 from bert_cli.tasks.model import models

@@ -25,7 +25,9 @@ from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import SEVERAL_LABELS
 from bert_cli.files import JSONObject, read_json, verify_checkpoint
-from bert_cli.model import hf, published, scaling, tensorflow_names
+from bert_cli.model.arithmetic import scaling
+from bert_cli.model.names import hf, published
+from bert_cli.model.names import tensorflow as tensorflow_names
 from bert_cli.parallel.engine import Weight
 from bert_cli.tasks.model.weight_files import (
     FILES,

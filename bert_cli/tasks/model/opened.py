@@ -31,7 +31,7 @@ from bert_cli.facts.architectures import ARCHITECTURES, head_of_class
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import LAST_BLOCKS, Head, heads
 from bert_cli.files import JSONObject
-from bert_cli.model import hf
+from bert_cli.model.names import hf
 from bert_cli.processes import quiet_imports
 from bert_cli.progress import TerminalBar
 from bert_cli.tasks.model import models
@@ -189,8 +189,8 @@ def open_model(
     `LibraryOperations`. Raises CheckpointError if the weights do not fit, ConfigError if the head is not among them.
     """
     backend()
-    from bert_cli.model.bert import Outputs, build_blocks, named_weights
-    from bert_cli.model.operations import PLAIN, LibraryOperations
+    from bert_cli.model.arithmetic.operations import PLAIN, LibraryOperations
+    from bert_cli.model.build import Outputs, build_blocks, named_weights
     from bert_cli.parallel.devices import keep_freed_memory
 
     head = head_for(source, task)
@@ -328,7 +328,7 @@ class Predictor:
             import jax
             import keras
 
-            from bert_cli.model.bert import named_weights
+            from bert_cli.model.build import named_weights
 
             weights = list(named_weights(self.model.blocks).values())
 

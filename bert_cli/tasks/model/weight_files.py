@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from bert_cli.arrays import Array
 from bert_cli.errors import CheckpointError, needs_extra
 from bert_cli.files import read_json
-from bert_cli.model import tensorflow_names
+from bert_cli.model.names import tensorflow as tensorflow_names
 from bert_cli.processes import quiet_imports
 from bert_cli.train import checkpoint
 

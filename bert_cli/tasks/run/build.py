@@ -6,10 +6,10 @@ from functools import partial
 from importlib import import_module
 
 from bert_cli.facts.optimizers import OPTIMIZERS
-from bert_cli.model import scaling
-from bert_cli.model.bert import Outputs, each_block
-from bert_cli.model.fused import NEVER, WORTH_COMPILING
-from bert_cli.model.operations import Operations
+from bert_cli.model.arithmetic import scaling
+from bert_cli.model.arithmetic.fused import NEVER, WORTH_COMPILING
+from bert_cli.model.arithmetic.operations import Operations
+from bert_cli.model.build import Outputs, each_block
 from bert_cli.optim.optimizer import Hyperparameters, Optimizer, RandomBits, weight_rules
 from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.engine import Engine

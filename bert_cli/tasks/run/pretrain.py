@@ -14,7 +14,7 @@ import numpy as np
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import ExampleStream
 from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
-from bert_cli.model.heads import Head, PretrainingHeads
+from bert_cli.model.bert.heads import Head, PretrainingHeads
 from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.engine import count as counts_of
 from bert_cli.parallel.group import ProcessGroup

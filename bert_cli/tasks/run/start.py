@@ -10,7 +10,8 @@ from pathlib import Path
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
-from bert_cli.model import hf, scaling
+from bert_cli.model.arithmetic import scaling
+from bert_cli.model.names import hf
 from bert_cli.parallel.engine import Weight
 from bert_cli.planning.workload import Workload
 from bert_cli.tasks.model.models import (

@@ -30,8 +30,8 @@ from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import POOL
 from bert_cli.facts.modernbert import MAX_SCORED, QUERIES
 from bert_cli.files import atomic_folder, check_new_folder
-from bert_cli.model import hf, published
-from bert_cli.model.bert import named_weights
+from bert_cli.model.build import named_weights
+from bert_cli.model.names import hf, published
 from bert_cli.processes import print_line
 from bert_cli.tasks.model import models, opened
 from bert_cli.tasks.model.runtimes import GRAPH, MADE_FROM, made_of, run_graph

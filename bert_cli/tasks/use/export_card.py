@@ -10,7 +10,7 @@ from bert_cli.data.finetune import embeddings
 from bert_cli.data.finetune.labels import read_decision
 from bert_cli.errors import CheckpointError
 from bert_cli.files import STATE, JSONObject, read_json
-from bert_cli.model.bert import named_weights
+from bert_cli.model.build import named_weights
 from bert_cli.tasks.model.opened import Opened
 from bert_cli.train import card, history
 from bert_cli.train.checkpoint import best_checkpoint

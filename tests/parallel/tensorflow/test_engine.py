@@ -23,7 +23,7 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training.saver import export_meta_graph
 
-from bert_cli.model.heads import PretrainingHeads
+from bert_cli.model.bert.heads import PretrainingHeads
 from bert_cli.parallel.engine import (
     StoppedBetweenMicroBatchesError,
     count,

@@ -7,8 +7,8 @@ from support.vectors import NO_DROPOUT, opened, write_teachers
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.tokens.tokenizer import read_tokenizer
-from bert_cli.model import hf
-from bert_cli.model.bert import build_block
+from bert_cli.model.build import build_block
+from bert_cli.model.names import hf
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.parallel.tensorflow.mesh import group_of
 from bert_cli.planning.workload import workload_of

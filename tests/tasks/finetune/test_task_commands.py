@@ -16,7 +16,7 @@ from bert_cli.data.finetune import squad_windows
 from bert_cli.data.finetune.squad import gold_of, read_squad, squad_samples
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
-from bert_cli.model.bert import build_blocks
+from bert_cli.model.build import build_blocks
 from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.finetune import squad, texts
 from bert_cli.tasks.run.teacher import with_teacher

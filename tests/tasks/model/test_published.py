@@ -11,7 +11,7 @@ import bert_cli
 from bert_cli.cli import main
 from bert_cli.data.tokens.tokenizer import read_tokenizer, read_vocabulary
 from bert_cli.errors import CheckpointError, DataError
-from bert_cli.model.published import bert_tensors
+from bert_cli.model.names.published import bert_tensors
 from bert_cli.tasks.model.models import find_source
 
 TEXTS = ["The heart is a muscle.", "Straße,  ﬁne and\nnew", "東京 はどこ?", "a", "good fine " * 60]

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from support import tiny_models
 
 from bert_cli.errors import CheckpointError
-from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.build import build_blocks, named_weights
 from bert_cli.tasks.model.models import find_source, load_weights
 from bert_cli.tasks.model.weight_files import tensorflow_prefix
 

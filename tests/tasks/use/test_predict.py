@@ -23,7 +23,8 @@ import bert_cli
 from bert_cli.cli import main
 from bert_cli.config.use import PredictSettings
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.model import bert, hf
+from bert_cli.model import build
+from bert_cli.model.names import hf
 from bert_cli.parse.load import load
 from bert_cli.progress import TerminalBar
 from bert_cli.tasks.model.models import find_source
@@ -450,9 +451,11 @@ def test_a_text_that_just_fits_is_not_truncated(name, models, capsys, tmp_path):
 
 def test_opening_a_model_draws_no_weights_and_copies_no_kernel(models, monkeypatch):
     """ModernBERT with 20 MB of weights took 77 MB to open; random values and copies were 26 of them."""
-    monkeypatch.setattr(bert, "initial_value", None)
+    monkeypatch.setattr(build, "initial_value", None)
     source = find_source(str(models["bare"]))
-    shapes = {n: w.shape for n, w in bert.named_weights(open_model(source, "embed").blocks).items()}
+    shapes = {
+        n: w.shape for n, w in build.named_weights(open_model(source, "embed").blocks).items()
+    }
     tensors, _ = hf.fitting(source.tensors(), shapes, source.config)
     values, _ = hf.from_hf(tensors, shapes, source.config)
     assert len(values) == len(shapes) > 30

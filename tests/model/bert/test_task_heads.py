@@ -6,7 +6,7 @@ import tensorflow as tf
 from support.model_inputs import KINDS, make_examples, task_labels
 
 from bert_cli.data.finetune.labels import weights_of
-from bert_cli.model.bert import Outputs, build_block
+from bert_cli.model.build import Outputs, build_block
 from bert_cli.parallel.engine import count
 
 torch = pytest.importorskip("torch")

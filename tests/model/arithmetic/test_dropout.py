@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from bert_cli.model.fused import dropout, dropout_seed, keep_mask
+from bert_cli.model.arithmetic.fused import dropout, dropout_seed, keep_mask
 
 SHAPE = (64, 4, 32)
 KEY = np.array([7, 3], np.int32)

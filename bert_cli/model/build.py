@@ -20,8 +20,8 @@ from bert_cli.arrays import Floats32
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
-from bert_cli.model.operations import PLAIN, Operations
-from bert_cli.model.parts import Arguments, Block
+from bert_cli.model.arithmetic.operations import PLAIN, Operations
+from bert_cli.model.arithmetic.parts import Arguments, Block
 from bert_cli.processes import cpu_count
 
 # Standard deviation of a standard normal variable truncated at two, by integration.

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from support.model_inputs import counts_of, gradients_of, hidden_of, make_examples
 
-from bert_cli.model import fused
-from bert_cli.model.bert import build_blocks, named_weights
+from bert_cli.model.arithmetic import fused
+from bert_cli.model.build import build_blocks, named_weights
 
 COMPUTE = {
     "float32": "float32",

@@ -1,4 +1,4 @@
-"""How a layer computes: one operation at a time, fused, or by TensorFlow's library; shapes as in `layers`."""
+"""How a layer computes: one operation at a time, fused, or by TensorFlow's library; shapes as in `bert.encoder`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -6,9 +6,9 @@ from typing import Any, Self
 
 from keras import ops
 
-from bert_cli.model import fused
-from bert_cli.model.fused import NEVER, Dropout, Norm, Tensor, float32
-from bert_cli.model.scaling import Factor
+from bert_cli.model.arithmetic import fused
+from bert_cli.model.arithmetic.fused import NEVER, Dropout, Norm, Tensor, float32
+from bert_cli.model.arithmetic.scaling import Factor
 
 DenseWeights = tuple[Tensor, Tensor | None]
 """Kernel and bias of a dense layer."""

@@ -13,8 +13,15 @@ from typing import ClassVar
 
 from keras import ops
 
-from bert_cli.model.fused import Dropout, Tensor, dropout, dropout_seed, exact_matmul, matmul
-from bert_cli.model.parts import Block, Layer
+from bert_cli.model.arithmetic.fused import (
+    Dropout,
+    Tensor,
+    dropout,
+    dropout_seed,
+    exact_matmul,
+    matmul,
+)
+from bert_cli.model.arithmetic.parts import Block, Layer
 
 # Added in float32 to the score of a padded position: its exponential is 0, and a row of padding has finite scores.
 MASKED_SCORE = -1e9

@@ -9,8 +9,8 @@ from support.model_inputs import random_blocks, values_of
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.groupbert import GroupBertConfig
-from bert_cli.model.bert import PRETRAINING, Outputs, build_blocks
-from bert_cli.model.hf import (
+from bert_cli.model.build import PRETRAINING, Outputs, build_blocks
+from bert_cli.model.names.hf import (
     check_hf_config,
     class_files,
     config_of,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.model.bert import (
+from bert_cli.model.build import (
     build_block,
     build_blocks,
     initial_value,

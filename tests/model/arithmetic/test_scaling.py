@@ -9,9 +9,9 @@ from support.scales import is_far, scales
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.products import BatchShape
-from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.model.operations import Operations
-from bert_cli.model.scaling import check_trained_with, factors, folded
+from bert_cli.model.arithmetic.operations import Operations
+from bert_cli.model.arithmetic.scaling import check_trained_with, factors, folded
+from bert_cli.model.build import build_blocks, named_weights
 from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run.start import factors_of
 

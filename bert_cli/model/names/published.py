@@ -1,7 +1,7 @@
 """Model types whose arithmetic is BERT's: a record for each, with the names that differ from BERT's.
 
 RoBERTa, XLM-RoBERTa and DistilBERT are read as a BERT, and what is written of them is a BERT, which every program
-opens. Only encoders and heads that have the same layers are read; `model.hf` refuses the tensors of others.
+opens. Only encoders and heads that have the same layers are read; `hf` refuses the tensors of others.
 """
 
 from collections.abc import Mapping

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from bert_cli.model import fused
-from bert_cli.model.fused import dropout_seed
+from bert_cli.model.arithmetic import fused
+from bert_cli.model.arithmetic.fused import dropout_seed
 
 # Largest difference relative to the largest value or gradient: a few roundings.
 ROUNDING = {"float32": 2e-6, "float16": 2**-10}

@@ -8,10 +8,10 @@ import pytest
 from support.model_inputs import values_of
 
 from bert_cli.errors import CheckpointError
-from bert_cli.model.bert import build_blocks, named_weights
-from bert_cli.model.hf import config_of, from_hf, hf_config, to_hf
-from bert_cli.model.tensorflow_names import architecture_of, from_tf1
-from bert_cli.model.tensorflow_names import config_of as tf1_config_of
+from bert_cli.model.build import build_blocks, named_weights
+from bert_cli.model.names.hf import config_of, from_hf, hf_config, to_hf
+from bert_cli.model.names.tensorflow import architecture_of, from_tf1
+from bert_cli.model.names.tensorflow import config_of as tf1_config_of
 
 TEXTS = ("pool", "glue_head")
 

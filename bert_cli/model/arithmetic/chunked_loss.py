@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from keras import ops
 
-from bert_cli.model.fused import (
+from bert_cli.model.arithmetic.fused import (
     NEVER,
     Operation,
     Tensor,

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
-from bert_cli.model.chunked_loss import chunked_loss
-from bert_cli.model.fused import (
+from bert_cli.model.arithmetic.chunked_loss import chunked_loss
+from bert_cli.model.arithmetic.fused import (
     Tensor,
     argmax,
     dropout,
@@ -26,8 +26,8 @@ from bert_cli.model.fused import (
     matmul,
     value_of,
 )
-from bert_cli.model.layers import MASKED_SCORE
-from bert_cli.model.parts import Block, Layer
+from bert_cli.model.arithmetic.parts import Block, Layer
+from bert_cli.model.bert.encoder import MASKED_SCORE
 
 Columns = Mapping[str, Tensor]
 Loss = tuple[Tensor, dict[str, Tensor]]

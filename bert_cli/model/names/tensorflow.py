@@ -10,7 +10,7 @@ from bert_cli.errors import CheckpointError
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
-from bert_cli.model.hf import LEAVES
+from bert_cli.model.names.hf import LEAVES
 
 # Name there -> name in Hugging Face's classes; {} is the number of an encoder layer.
 NAMES = {

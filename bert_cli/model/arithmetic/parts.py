@@ -7,8 +7,8 @@ from typing import Any, ClassVar, TypedDict, dataclass_transform
 import keras
 from keras import ops
 
-from bert_cli.model.fused import Norm, Tensor, scaled
-from bert_cli.model.operations import DenseWeights, Operations
+from bert_cli.model.arithmetic.fused import Norm, Tensor, scaled
+from bert_cli.model.arithmetic.operations import DenseWeights, Operations
 
 # Attributes of Keras itself, and attributes that may differ between layers with one trace.
 NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "dropout_id", "number"}

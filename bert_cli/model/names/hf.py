@@ -19,7 +19,7 @@ from bert_cli.facts.architectures import ARCHITECTURES, Part, head_of_class
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import PRETRAINING, Head
 from bert_cli.files import JSONObject
-from bert_cli.model import published
+from bert_cli.model.names import published
 
 # Last part of our name, or of an old Hugging Face name -> of Hugging Face's name. Only kernels are transposed.
 LEAVES = {
@@ -189,7 +189,7 @@ def class_files(config: BertConfig, head: Head | None = None) -> dict[str, bytes
     module = ARCHITECTURES[config.architecture].hf_modeling
     if head is not None and head.hf_modeling is not None:
         module, _ = head.hf_modeling
-    path = Path(__file__).with_name(f"{module}.py")
+    path = Path(__file__).parents[1] / f"{module}.py"
     return {path.name: path.read_bytes()} if module else {}
 
 

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 from support.model_inputs import counts_of, make_examples
 
-from bert_cli.model.bert import Outputs, build_block, build_blocks
-from bert_cli.model.chunked_loss import chunked_loss
-from bert_cli.model.fused import NEVER
-from bert_cli.model.heads import loss_sums
+from bert_cli.model.arithmetic.chunked_loss import chunked_loss
+from bert_cli.model.arithmetic.fused import NEVER
+from bert_cli.model.bert.heads import loss_sums
+from bert_cli.model.build import Outputs, build_block, build_blocks
 
 MASKED, WIDTH, WORDS = 24, 32, 23
 # Relative to the largest value: a few roundings of the compute dtype.

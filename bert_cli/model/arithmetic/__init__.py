@@ -1,0 +1,1 @@
+"""How layers compute, and what scales them."""

@@ -1,0 +1,1 @@
+"""BERT: embeddings, encoder layers, heads."""
