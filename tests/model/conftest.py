@@ -48,7 +48,6 @@ def shapes(tiny):
 
 @pytest.fixture(scope="session", params=["bert", "groupbert"])
 def model(request, tiny, shapes):
-    """A small shape of each architecture with dropout."""
     return {**shapes, "bert": tiny}[request.param]
 
 

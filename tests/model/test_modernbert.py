@@ -29,7 +29,6 @@ def blocks(config):
 
 
 def randomize(layer):
-    """Make the weights of a layer random, and return the generator."""
     draw = np.random.default_rng(0)
     for weight in layer.weights:
         weight.assign(draw.normal(0, 0.3, weight.shape))

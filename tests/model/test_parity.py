@@ -87,7 +87,6 @@ def theirs_of(config, kind, tensors, columns, labels):
 
 
 def logits_of(kind, out, columns):
-    """Return the logits in PyTorch that our head has."""
     if kind == "question answering":
         logits = [torch.stack([out.start_logits, out.end_logits], -1)]
     elif kind == "pre-training":
@@ -101,7 +100,6 @@ def logits_of(kind, out, columns):
 
 
 def correct_of(kind, logits, columns):
-    """Return the sums of correct predictions."""
     if kind == "regression":
         return {}
     if kind == "several labels":

@@ -185,7 +185,6 @@ COMPILED = tf.function(round_stochastically, jit_compile=True)
 
 
 def rounded(values, bits):
-    """Round in a compiled function and without; back to float32."""
     values, bits = tf.constant(values, tf.float32), tf.constant(bits, tf.uint32)
     compiled, plain = COMPILED(values, bits), round_stochastically(values, bits)
     assert compiled.dtype == plain.dtype == tf.float16

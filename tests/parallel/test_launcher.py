@@ -35,7 +35,6 @@ def processes(*codes: str) -> list[Process]:
 
 
 def when_ready(*paths: Path, act: Callable[[], None]) -> threading.Thread:
-    """Act from a thread once all files are written."""
     thread = threading.Thread(target=lambda: (numbers(*paths), act()))
     thread.start()
     return thread

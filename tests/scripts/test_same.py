@@ -13,7 +13,6 @@ same = script("same")
 
 
 def write_side(folder: Path, number: int) -> None:
-    """Write a folder as a tree leaves it; the times and the version depend on the number."""
     run = folder / "case" / "run"
     run.mkdir(parents=True)
     (run / "wiki_000.tfrecord").write_bytes(bytes(1000))

@@ -80,7 +80,6 @@ class Job(subprocess.Popen[str]):
 
 @pytest.fixture
 def submit(tmp_path):
-    """Start a job file, and kill the processes that a failed test leaves."""
     jobs: list[Job] = []
 
     def start(name: str, *words: object, **more: str) -> Job:

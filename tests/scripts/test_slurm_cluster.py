@@ -63,7 +63,6 @@ class Slurm:
         self.enter = ["nsenter", "--target", str(head), *NAMESPACES, f"--wd={folder}", "--"]
 
     def call(self, *words: object) -> subprocess.CompletedProcess[str]:
-        """Run a command of SLURM on the head."""
         return subprocess.run(
             [*self.enter, *map(str, words)],
             text=True, capture_output=True, cwd=self.folder, timeout=SECONDS,
@@ -75,11 +74,9 @@ class Slurm:
         return done.stdout.strip()
 
     def show(self, job: str) -> str:
-        """Return all that SLURM lists of a job."""
         return self.call("scontrol", "show", "job", job).stdout
 
     def field(self, job: str, name: str) -> str:
-        """Return a value that SLURM has for a job."""
         return re.search(rf"\b{name}=(\S+)", self.show(job))[1]
 
     def log(self, job: str) -> str:
@@ -94,7 +91,6 @@ class Slurm:
         return re.search(rf"\bJobState=({'|'.join(ENDED)})\b", self.show(job)) is not None
 
     def end(self, job: str) -> str:
-        """Wait for the end of a job, and return its state and exit code."""
         poll(lambda: self.has_ended(job), lambda: self.report(job))
         return f"{self.field(job, 'JobState')} {self.field(job, 'ExitCode')}"
 

@@ -66,7 +66,6 @@ class Process:
         return self.returncode
 
     def communicate(self) -> tuple[str, None]:
-        """Read the output to its end and wait."""
         assert self.stdout is not None
         with self.stdout:
             text = self.stdout.read()
@@ -98,7 +97,6 @@ def start_bert(
 
 
 def run_bert(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run `bert WORDS` to its end and return its exit code and what it printed."""
     return run_python(None, *words)
 
 

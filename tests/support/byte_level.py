@@ -50,7 +50,6 @@ def write_tokenizer(folder: Path, size: int = 500) -> Tokenizer:
 
 
 def write_modernbert(folder: Path) -> Path:
-    """Write a masked-LM model with its tokenizer."""
     import torch
     import transformers
 

@@ -49,7 +49,6 @@ def lines(*texts):
 
 
 def made_zip(files):
-    """Return a zip archive of contents by name."""
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
@@ -66,7 +65,6 @@ def made_docx(body, styles="", others=()):
 
 
 def paragraph(text, style=""):
-    """Return a paragraph of Word."""
     properties = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
     return f"<w:p>{properties}<w:r><w:t>{text}</w:t></w:r></w:p>"
 

@@ -11,7 +11,6 @@ from bert_cli.train.history import Run
 
 
 def scores_of(folder: Path) -> dict[str, float]:
-    """Return the scores of a run, without their intervals."""
     scores = json.loads((folder / "scores.json").read_text())
     assert scores.pop("own_crc32c") and scores.pop("intervals").keys() <= scores.keys()
     return scores

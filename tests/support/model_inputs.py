@@ -81,14 +81,12 @@ def random_blocks(config: Any, kind: str = "pre-training") -> list[tuple[str, An
 
 
 def values_of(blocks: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Return the values of all weights by name."""
     from bert_cli.model.build import named_weights
 
     return {name: weight.numpy() for name, weight in named_weights(blocks).items()}
 
 
 def hidden_of(blocks: Sequence[Any], columns: Mapping[str, Any], key: Any = None) -> Any:
-    """Return the hidden values after every block but the head."""
     hidden = None
     for _, block in blocks[:-1]:
         hidden = block(hidden, columns, key)

@@ -28,7 +28,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def write_published(folder: Path, kind: str) -> Path:
-    """Write a model and its tokenizer with transformers."""
     import torch
     import transformers
 

@@ -14,7 +14,6 @@ from bert_cli.train.card import CARD, model_card, training_section
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A run of two steps, and one in another folder that continues from its first checkpoint."""
     home = tmp_path_factory.mktemp("cards")
     write_model(home / "model")
     write_records(home / "records", SENTENCES, home / "model", masking="static")

@@ -129,8 +129,6 @@ MESH = Mesh(Layout(), (("CPU:0",),), "CPU:0", Processes(()))
 
 
 class Block:
-    """Returns the ids as floats."""
-
     READS = ("input_ids",)
     trace_key = "block"
 

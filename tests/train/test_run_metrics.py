@@ -107,8 +107,6 @@ class ClosedTerminal(Terminal):
 
 @pytest.fixture
 def bar_on(monkeypatch):
-    """Makes a progress bar on an output."""
-
     def make(output, stop=False, term="xterm") -> ProgressBar:
         monkeypatch.setenv("TERM", term)
         monkeypatch.setenv("COLUMNS", "110")
@@ -152,8 +150,6 @@ def test_a_failure_of_the_progress_bar_ends_the_bar_and_not_the_run(bar_on):
 
 
 class Clock:
-    """A clock that is set by hand."""
-
     now = 0.0
 
     def __call__(self) -> float:

@@ -141,13 +141,11 @@ def make_records(folder, shards, kind="dynamic"):
 
 
 def inspected(capsys, *words):
-    """Return what the command prints."""
     inspect.run(load(InspectSettings, [str(word) for word in words], "bert inspect")[0])
     return capsys.readouterr().out
 
 
 def report_of(capsys, folder, *words):
-    """Return what the command writes as JSON."""
     path = folder.parent / "report.json"
     inspected(capsys, folder, "--json", path, *words)
     return json.loads(path.read_text(encoding="utf-8"))

@@ -17,7 +17,6 @@ NAMES = ("large", "middle", "small")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Three corpora."""
     folder = tmp_path_factory.mktemp("mixture")
     make_corpus(folder / "large", "dynamic", [400, 300])
     make_corpus(folder / "middle", "static", [200])

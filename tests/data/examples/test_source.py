@@ -63,7 +63,6 @@ def test_without_a_checksum_another_vocabulary_is_noticed_where_it_decides_the_m
 
 
 def rewrite(folder, payloads):
-    """Replace the second file of a folder."""
     with RecordWriter(folder / "wiki_001.tfrecord") as writer:
         writer.write_all(iter(payloads))
     write_corpus(folder, json.loads((folder / "corpus.json").read_text()))

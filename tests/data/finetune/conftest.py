@@ -7,8 +7,6 @@ from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_
 
 @pytest.fixture(scope="session")
 def tokenizer_of(tmp_path_factory):
-    """Returns an uncased tokenizer of these pieces."""
-
     def make(pieces):
         folder = tmp_path_factory.mktemp("tokenizer")
         write_vocabulary(folder, "".join(f"{p}\n" for p in pieces).encode(), Normalization())

@@ -47,7 +47,6 @@ def test_texts_with_several_labels_are_held_out_by_their_rarest():
 
 
 def copies(number):
-    """Return texts, each also in capitals and with other spaces."""
     texts = [f"The ship of day {n}" for n in range(number)]
     return [*texts, *map(str.upper, texts), *(text.replace(" ", "\n\u00a0 ") for text in texts)]
 

@@ -24,7 +24,6 @@ def tokenizer(tokenizer_of):
 
 
 def question(context=LETTERS, *, answer=None, text="who?", name="a"):
-    """A question about a context; the answer is its characters."""
     spans = [] if answer is None else [squad.Answer(context[slice(*answer)], answer[0])]
     return squad.Question(name, text, context, tuple(spans), False)
 

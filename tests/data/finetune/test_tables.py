@@ -31,7 +31,6 @@ def read(path, labels=("label",), texts=("text",), names=None, separator=None):
 
 
 def write_rows(path, labels):
-    """Write a table with a label in each row, and return its path."""
     texts = [f"text {n}" for n in range(len(labels))]
     if path.suffix == ".parquet":
         path.write_bytes(table_of({"text": texts, "label": labels}))
@@ -52,7 +51,6 @@ def write_rows(path, labels):
 
 
 def table_of(columns):
-    """Return the bytes of a Parquet file."""
     stream = pyarrow.BufferOutputStream()
     parquet.write_table(pyarrow.table(columns), stream)
     return stream.getvalue().to_pybytes()

@@ -34,7 +34,6 @@ STYLES = (
 
 
 def read(path, data):
-    """Return the title and the lines of a document with these bytes."""
     path.write_bytes(data)
     (part,) = recognise_lines([files.recognise(path, READING)], READING)
     (document,) = documents_of(part, READING)
@@ -49,7 +48,6 @@ def problem_of(path, data):
 
 
 def words(number, count=9):
-    """Return a line of prose, another for each number."""
     name = "".join("abcdefghij"[int(digit)] for digit in str(number))
     return "A " + " ".join(f"{name}{'klmnopqrstuv'[n]}word" for n in range(count))
 

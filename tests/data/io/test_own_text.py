@@ -33,7 +33,6 @@ def plain(found):
 
 
 def write(path, found, pack=bytes):
-    """Write documents, as JSON lines into a file of that name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = "".join(json.dumps({"text": "\n".join(lines)}) + "\n" for lines in found)
     path.write_bytes(pack((rows if path.suffix == ".jsonl" else plain(found)).encode()))

@@ -127,16 +127,6 @@ def test_a_record_that_tensorflow_refuses_is_refused_and_any_other_is_read_alike
     assert 50 < read < 1000
 
 
-def test_static_records_of_other_lengths_are_rejected_by_name():
-    payloads = list(formats.static_payloads(static_block(3)))
-    for length, predictions, message in (
-        (64, 20, r"S 64, P 20 \(input_ids.*use the lengths"),
-        (128, 10, "masked_lm_"),
-    ):
-        with pytest.raises(DataError, match=message):
-            parse_static(payloads, length, predictions)
-
-
 # --- dynamic records
 
 

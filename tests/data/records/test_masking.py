@@ -47,22 +47,6 @@ def test_rows_with_fewer_tokens_than_predictions_mask_them_all_and_are_padded():
         assert out.weights.sum() == 1
 
 
-def test_a_mask_depends_neither_on_other_rows_nor_on_more_padding():
-    tokens, lengths, keys = rows(500)
-    wide = np.pad(tokens, ((0, 0), (0, 60)))
-    order = np.random.default_rng(1).permutation(500)[:77]
-    for unit, continues in UNITS:
-        more = {"unit": unit, "is_continuation": continues}
-        together = masked(tokens, lengths, keys, **more)
-        part = masked(tokens[order], lengths[order], keys[order], **more)
-        alone = masked(tokens[7:8], lengths[7:8], keys[7:8], **more)
-        padded = masked(wide, lengths, keys, **more)
-        for a, b, c, d in zip(together, part, alone, padded, strict=True):
-            assert np.array_equal(a[order], b)
-            assert np.array_equal(a[7:8], c)
-            assert np.array_equal(a, d[:, : a.shape[1]])
-
-
 def test_the_words_of_a_seed_never_change():
     """A run continues with the same words: change these numbers only with a new major version.
 

@@ -78,10 +78,7 @@ TEXTS = {"words": sentences_of_many_words, "pieces": sentences_of_one_piece}
 
 
 class Sequences:
-    """What was read, a row for each sequence."""
-
     def __init__(self, batch: Batch) -> None:
-        """Undo the masks."""
         row, slot = np.nonzero(batch["masked_lm_weights"])
         self.tokens = unmasked(batch)  # [n, S]
         self.shown = batch["input_ids"]  # [n, S] what the model reads

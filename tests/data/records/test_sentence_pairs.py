@@ -40,7 +40,6 @@ def document_of(tokens, sentences, documents):
 
 
 def close(fraction, wanted, trials):
-    """Within five standard deviations of a binomial fraction."""
     return abs(fraction - wanted) < 5 * np.sqrt(wanted * (1 - wanted) / trials)
 
 

@@ -43,7 +43,6 @@ PIECES = [
 
 
 def write_text(folder):
-    """Write 20 documents of different sentences in each of three files."""
     draw = random.Random(0)
     folder.mkdir()
     for number in range(3):
@@ -150,7 +149,6 @@ def documents(count, seed=0, most=30):
 
 
 def documents_of(parts):
-    """Return the documents of parts as lines of words."""
     encoder = Encoder({word: n for n, word in enumerate(["[UNK]", *WORDS])}, Normalization())
     group = encode_parts(parts, encoder)
     ends = group.sentences.tolist()

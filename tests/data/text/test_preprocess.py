@@ -31,7 +31,6 @@ def written(out):
 
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
-    """A machine without Punkt data and without a network."""
     import nltk
 
     monkeypatch.setattr(nltk.data, "path", [])

@@ -18,8 +18,6 @@ def normal(shape, seed, dtype="float32"):
 
 
 def run(chain, inputs, above, fuse_above):
-    """Values and gradients of a chain in its plain or its compiled form, as float32."""
-
     @tf.function(autograph=False)
     def both(*inputs):
         with tf.GradientTape() as tape:

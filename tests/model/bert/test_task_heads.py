@@ -15,7 +15,6 @@ functional = torch.nn.functional
 
 @pytest.fixture
 def head_of(tiny):
-    """A function of the name of a head and its outputs."""
     return lambda name, outputs=2: build_block(
         name, tiny, seed=4, policy="float32", outputs=Outputs(outputs)
     )

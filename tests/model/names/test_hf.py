@@ -25,7 +25,6 @@ TEXTS = ("pool", "glue_head")
 
 @pytest.fixture(scope="module")
 def weights(tiny):
-    """Values that are all different from 0 and from one another."""
     return values_of(random_blocks(tiny))
 
 

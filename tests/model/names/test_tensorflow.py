@@ -18,7 +18,6 @@ TEXTS = ("pool", "glue_head")
 
 @pytest.fixture(scope="module")
 def judge(tiny):
-    """Hugging Face's model with random weights."""
     import torch
     import transformers
 

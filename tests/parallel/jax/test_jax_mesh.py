@@ -93,8 +93,6 @@ sys.exit(cli.main())
 
 
 class Ranks:
-    """The processes of a scenario."""
-
     def __init__(self, scenario: str, count: int, folder: Path) -> None:
         self.folder, self.texts = folder, []
         with ExitStack() as stack:
@@ -127,7 +125,6 @@ class Ranks:
 
 @pytest.fixture
 def start(tmp_path):
-    """Start the processes of a scenario; they end with the test."""
     started: list[Ranks] = []
 
     def start_ranks(scenario: str, count: int = 2) -> Ranks:

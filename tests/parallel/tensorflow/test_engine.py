@@ -43,13 +43,11 @@ def micro_batch(number: int) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def plain():
-    """One device without dropout."""
     return engine_of(model=NO_DROPOUT)[0]
 
 
 @pytest.fixture(scope="module")
 def pipelines():
-    """Two replicas of three stages, with dropout."""
     return engine_of("2x2")[0]
 
 

@@ -9,7 +9,6 @@ from bert_cli.data.tokens.tokenizer import Normalization, read_tokenizer, write_
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
-    """A folder of `write_home`."""
     return write_home(tmp_path_factory.mktemp("embed"))
 
 

@@ -48,7 +48,6 @@ def arguments(base, *more):
 
 @pytest.fixture(scope="module")
 def printed(base):
-    """What the training has printed."""
     with redirect_stdout(StringIO()) as out:
         assert main(arguments(base, *LONG, "--cache-dir", base / "cache")) == 0
     return out.getvalue()

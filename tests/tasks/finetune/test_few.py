@@ -19,7 +19,6 @@ from bert_cli.train.checkpoint import best_checkpoint
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A model, 24 reviews to learn from and 40 to score on."""
     return write_base(tmp_path_factory.mktemp("few"), train=24, dev=40)
 
 

@@ -39,7 +39,6 @@ FLAGS = [
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A model, reviews to train on and to score on, and a cache."""
     return write_base(tmp_path_factory.mktemp("finetune"), train=160, dev=61)
 
 
@@ -52,7 +51,6 @@ def arguments(base, run, *more, start="model", validation=True):
 
 @pytest.fixture(scope="module")
 def trained(base):
-    """A run that was never interrupted."""
     run = base / "trained"
     assert main(arguments(base, run)) == 0
     return run
@@ -313,7 +311,6 @@ def test_a_run_whose_gradients_were_never_finite_has_no_result(base, tmp_path, c
 
 
 def taught(base, teacher, file="train", more=None, **distillation):
-    """Return the training examples of a file with the outputs of a teacher."""
     values = {"train_file": base / f"{file}.csv", "max_seq_length": 64, **(more or {})}
     values["distillation"] = {"teacher": str(teacher), **distillation}
     settings = ClassifySettings.model_validate(values)

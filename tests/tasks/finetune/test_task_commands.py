@@ -36,7 +36,6 @@ def base(tmp_path_factory):
 
 
 def train(base, run, *words, model="model"):
-    """Run a command, and return the folder of its run."""
     words += ("--pretrained-ckpt-path", base / model, "--save-ckpt-path", base / run)
     assert main([*map(str, words), *COMMON, "--cache-dir", str(base / "cache")]) == 0
     return base / run

@@ -35,7 +35,6 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Documents as JSON lines, and a model."""
     home = tmp_path_factory.mktemp("init")
     documents = [" ".join(SENTENCES[n : n + 12]) for n in range(0, 360, 12)]
     rows = [json.dumps({"body": document}) + "\n" for document in documents]

@@ -73,7 +73,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> list[Finding]:
-    """The findings for a run without mistakes."""
     return examined(tmp_path_factory.mktemp("complete"))
 
 

@@ -18,7 +18,6 @@ def plot(*words) -> int:
 
 
 def lines_of(svg: str, number: int) -> int:
-    """Return how many lines of a picture, those of its legend too, have the colour of a run."""
     return svg.count(f"stroke: {style_of(number)[0].lower()}; stroke-width")
 
 

@@ -19,7 +19,6 @@ TEXTS = ["The heart is a muscle.", "Straße,  ﬁne and\nnew", "東京 はどこ
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A folder with every kind of published model."""
     need("torch", "transformers")
     home = tmp_path_factory.mktemp("published")
     for kind in MODELS:

@@ -44,7 +44,6 @@ def pretrain(folder: Path, **changes: object) -> None:
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
-    """An uninterrupted run with a checkpoint at every step."""
     folder = tmp_path_factory.mktemp("complete") / "run"
     pretrain(folder)
     return folder
@@ -75,7 +74,6 @@ def test_a_run_of_another_precision_resumes_bit_for_bit(changes, tmp_path):
 
 @pytest.fixture
 def start():
-    """Start a run in a process that ends with the test."""
     started = []
 
     def start_run(folder: Path, **changes: object):

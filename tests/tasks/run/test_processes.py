@@ -85,7 +85,6 @@ def start(tmp_path):
 
 
 def end(processes: list[Process]) -> tuple[list[int], list[str]]:
-    """The exit codes and outputs, when all have ended."""
     codes = [process.wait() for process in processes]
     return codes, [process.log.read_text() for process in processes]
 
@@ -109,7 +108,6 @@ def assert_same_run(a: Path, b: Path) -> None:
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
-    """A run on one device of TensorFlow."""
     folder = tmp_path_factory.mktemp("single") / "run"
     assert main(words(folder, 1, 8)) == 0
     return folder

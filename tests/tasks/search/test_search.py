@@ -52,14 +52,12 @@ def write(folder, texts=MANUALS):
 
 @pytest.fixture
 def manuals(tmp_path, monkeypatch):
-    """A folder with `manuals`, in which commands run."""
     monkeypatch.chdir(tmp_path)
     return write(tmp_path / "manuals")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Folder of a random model of vectors of 32 values."""
     return write_pooling(write_model(tmp_path_factory.mktemp("model") / "vectors"), "mean", 32, 24)
 
 

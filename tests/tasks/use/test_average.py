@@ -36,7 +36,6 @@ def average(run, out, *flags):
 
 @pytest.fixture
 def copied(home, tmp_path):
-    """A copy of the run, to change."""
     return shutil.copytree(home.path / "run", tmp_path / "run")
 
 

@@ -120,7 +120,6 @@ def with_damaged_weights(data: bytes, damage: str) -> bytes:
 
 
 def damaged(data: bytes, damage: str) -> bytes:
-    """Return the bytes of a file with a damage."""
     if damage == "truncated":
         return data[: len(data) // 2 - 1]  # within a record
     if damage == "not UTF-8":

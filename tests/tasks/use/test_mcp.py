@@ -43,7 +43,6 @@ class Client:
         return answer
 
     def ask(self, method: str, params: object = None) -> dict[str, Any]:
-        """Return the answer to a request."""
         self.number += 1
         message = {"jsonrpc": "2.0", "id": self.number, "method": method}
         answer = self.answer(json.dumps(message | ({} if params is None else {"params": params})))
@@ -51,7 +50,6 @@ class Client:
         return answer
 
     def call(self, name: object, **arguments: object) -> list[dict[str, Any]]:
-        """Return the passages of a tool."""
         result = self.ask("tools/call", {"name": name, "arguments": arguments})["result"]
         assert not result.get("isError"), result
         (content,) = result["content"]

@@ -17,8 +17,6 @@ CONTEXT = "The cats sat on the mat. We like to eat in Paris."
 
 @pytest.fixture
 def rows(capsys, tmp_path, models):
-    """A function that returns what `bert predict` prints for objects."""
-
     def predict(name: str, *objects: dict[str, str], task: str | None = None) -> list[dict]:
         path = tmp_path / "inputs.jsonl"
         path.write_text("".join(f"{json.dumps(one)}\n" for one in objects))

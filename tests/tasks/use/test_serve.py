@@ -85,7 +85,6 @@ def address_of(models) -> Iterator[Callable[[str], str]]:
 
 
 def asked(address: str, row: dict[str, str]) -> dict:
-    """Return the answer of a model to the fields of a text."""
     answer = post(f"{address}api/predict", json=row)
     assert answer.status_code == 200
     return answer.json()

@@ -42,7 +42,6 @@ REMEDY = (
 
 
 def names() -> set[str]:
-    """Return the packages of the lock."""
     lines = LOCK.read_text().splitlines()
     return {line.partition("==")[0] for line in lines if not line.startswith("#")}
 
@@ -64,7 +63,6 @@ def python(request, tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder with text and questions."""
     folder = tmp_path_factory.mktemp("answers")
     (folder / "text").mkdir()
     texts = ("cat", "The cat sat on the mat."), ("eat", "We like to eat in Paris.")
@@ -76,7 +74,6 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(python, folder, monkeypatch) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A function that runs code, by default `bert`, in the folder."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT) if python[0] == sys.executable else "")
     monkeypatch.chdir(folder)
 
