@@ -273,6 +273,8 @@ def test_lines_that_cannot_be_joined_are_named(tmp_path, capsys):
         assert "hard line breaks" not in printed.out
         assert re.search(problem, printed.err)
     assert has_two_columns(columns) and not has_two_columns(MANUAL)
+    lines = textwrap.wrap("The keeper winds the clock of the tower once in a night. " * 4, 44)[:4]
+    assert [ends_within_sentences("\n".join(lines[:n])) for n in (3, 4)] == [False, True]
     assert not ends_within_sentences("\n".join(PARAGRAPHS))
     assert not ends_within_sentences("\n".join(PARAGRAPHS).lower().replace(". ", "\n"))
 

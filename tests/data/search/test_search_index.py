@@ -182,6 +182,11 @@ def test_a_hit_has_its_place_and_the_words_that_matched(index):
     assert len(index.ask("the unicorn", top=3)) == 3  # and a word that is in no passage
 
 
+def test_of_equal_passages_the_first_ones_are_found(tmp_path):
+    hits = make(tmp_path / "index", [*TEXTS, *[TEXTS[0]] * 3]).ask("roasted beans", top=2)
+    assert [hit.title for hit in hits] == ["Title 1", "Title 7"]
+
+
 @pytest.mark.parametrize(
     ("text", "question", "marked"),
     [

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from support.runs import continues_bit_for_bit, last_line
+from support.runs import last_line
 from support.tiny_models import OTHERS, TINY, metrics_of
 from support.vectors import arguments, pairs, write_pooling
 
@@ -55,11 +55,6 @@ def trained(home):
     """A run of 4 steps of 16 pairs in 4 micro-batches, with dropout."""
     assert main(pairs(home, "trained", *FOUR_STEPS, micro_batch=4, accumulation=4)) == 0
     return home / "trained"
-
-
-def test_a_stopped_run_continues_bit_for_bit(home, trained):
-    sizes = {"micro_batch": 4, "accumulation": 4}
-    continues_bit_for_bit(trained, lambda run: main(pairs(home, run, *FOUR_STEPS, **sizes)), 2)
 
 
 # --- scores and use

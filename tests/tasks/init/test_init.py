@@ -354,14 +354,3 @@ def test_a_larger_text_is_estimated_from_pieces_of_it(home, monkeypatch):
 def test_words_without_spaces_are_counted_by_characters():
     assert text.WORD.findall("猫は ok, 世界") == ["猫", "は", "ok,", "世", "界"]
     assert text.mask_word("a b c") == "a [MASK] c"
-
-
-def test_few_long_documents_are_cut_into_pieces(home, tmp_path):
-    (tmp_path / "book.txt").write_text("\n".join(SENTENCES * 4))
-    reading = text.files.Reading()
-    parts, _ = inputs.recognise_all(tmp_path / "book.txt", reading, {})
-    assert len([*text.documents_of(parts, reading)]) == 1
-    pieces = [*text.cut(text.documents_of(parts, reading))]
-    assert [line for piece in pieces for line in piece] == SENTENCES * 4
-    facts = facts_of(tmp_path / "book.txt")
-    assert facts.is_cut and facts.documents == len(pieces) > 1
