@@ -1,7 +1,6 @@
 """The list of blocks: names, first values, and the freedom to build them apart."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from bert_cli.model.build import (
@@ -9,7 +8,6 @@ from bert_cli.model.build import (
     build_blocks,
     initial_value,
     named_weights,
-    repeated_parts,
 )
 
 
@@ -31,16 +29,3 @@ def test_first_values_are_pinned_and_cut_off_at_two_deviations():
     assert np.abs(values).max() <= 0.04
     for leaf, value in (("gamma", 1), ("bias", 0), ("beta", 0)):
         assert (initial_value(1984, f"a/{leaf}", (3,), 0.02) == value).all()
-
-
-@pytest.mark.parametrize(
-    ("keys", "parts"),
-    [
-        ("eggggp", [(1, 1), (1, 4), (1, 1)]),
-        ("eallgllgllgllz", [(1, 1), (1, 1), (3, 3), (1, 2), (1, 1)]),
-        ("abc", [(1, 1)] * 3),
-        ("", []),
-    ],
-)
-def test_parts_of_blocks_that_recur_are_found(keys, parts):
-    assert repeated_parts(keys) == parts

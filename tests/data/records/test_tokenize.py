@@ -111,8 +111,14 @@ def test_the_manifest_says_which_files_have_one_document(home, tmp_path, capsys)
     assert read_manifest(out)["notes"] == [note]
     assert f"tokenize: {note}" in capsys.readouterr().out
     write_manifest(tmp_path, {"text_00": 1, "text_01": 3, "text_02": 3})
-    with pytest.raises(DataError, match=r"text_00 \(1 document in the group\).* or pass --no-nsp"):
-        planned_groups(tmp_path)
+    for source in (tmp_path, tmp_path / "text_00"):  # alone, it has no group to join
+        if source.is_file():
+            for name in ("text_01", "text_02", "empty"):
+                (tmp_path / name).unlink()
+            write_manifest(tmp_path, {"text_00": 1})
+        problem = r"text_00 \(1 document in the group\).* or pass --no-nsp"
+        with pytest.raises(DataError, match=problem):
+            planned_groups(tmp_path)
 
 
 def test_only_text_with_one_sentence_on_each_line_is_read(tmp_path):

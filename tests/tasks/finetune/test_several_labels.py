@@ -122,23 +122,18 @@ def test_transformers_and_an_export_have_the_form_of_the_labels(base, trained, t
         assert row["predicted"] == [name for name, chance in pairs if chance > thresholds[name]]
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_onnx_runtime_has_the_probabilities_of_bert_predict(
-    precision, base, trained, tmp_path, capsys
-):
+def test_an_int8_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, capsys):
     need("torch", "onnx", "onnxscript", "onnxruntime")
     import onnxruntime
     import transformers
 
     rows, out, texts = lines_of(trained / "predictions.jsonl"), tmp_path / "out", tmp_path / "a.txt"
     texts.write_text("\n".join(row["text"] for row in rows))
-    words = ["--format", "onnx", "--precision", precision]
-    words += ["--compare-on", str(texts)] if precision == "int8" else []
+    words = ["--format", "onnx", "--precision", "int8", "--compare-on", str(texts)]
     assert main(["export", str(trained), str(out), *words]) == 0
     said = capsys.readouterr().out
     assert main(["predict", str(trained), "--input", str(texts)]) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    expected = np.array([[*answer["probabilities"].values()] for answer in answers])
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     session = onnxruntime.InferenceSession(out / "model.onnx")
     inputs = ({n: np.array([v]) for n, v in tokenizer(row["text"]).items()} for row in rows)
@@ -148,12 +143,8 @@ def test_onnx_runtime_has_the_probabilities_of_bert_predict(
     assert [*thresholds] == [*names] == [*answers[0]["probabilities"]]
     has = found > [*thresholds.values()]
     wanted = np.array([[name in answer["labels"] for name in names] for answer in answers])
-    if precision == "float32":
-        np.testing.assert_allclose(found, expected, atol=1e-5)
-        assert np.array_equal(has, wanted)
-    else:
-        equal = float(said.partition("fraction of equal predictions ")[2].partition(",")[0])
-        assert equal == pytest.approx((has == wanted).mean(), abs=0.02) and equal >= 0.98
+    equal = float(said.partition("fraction of equal predictions ")[2].partition(",")[0])
+    assert equal == pytest.approx((has == wanted).mean(), abs=0.02) and equal >= 0.98
 
 
 def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, tmp_path, capsys):

@@ -13,10 +13,8 @@ import httpx2
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from support.tiny_models import write_reviews
 
 import bert_cli
-from bert_cli.cli import main
 
 ROOT = Path(bert_cli.__file__).parents[1]
 LOCK = ROOT / "requirements-ask.lock"
@@ -96,16 +94,6 @@ def test_an_index_is_made_and_asked_by_words_and_by_meaning(run, models):
     assert scored.returncode == 0 and "both, weight 0.6" in scored.stdout, scored.stderr
     python = run(models["text"], models["bare"], code=PYTHON)
     assert re.fullmatch(r"LABEL_\d \(1, 32\)\ncat.txt\n", python.stdout), python.stderr
-
-
-def test_a_classifier_labels_a_table_as_tensorflow_does(run, models, folder, capsys):
-    write_reviews(folder / "reviews.csv", 10)
-    words = ["predict", str(models["text"]), "--input", "reviews.csv"]
-    done = run(*words)
-    assert "by NumPy; 10 inputs" in done.stderr
-    assert main([*words, "--engine", "tensorflow"]) == 0
-    expected = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
-    assert [json.loads(line)["label"] for line in done.stdout.splitlines()] == expected
 
 
 def test_weights_in_bfloat16_are_read(run, models, tmp_path):
