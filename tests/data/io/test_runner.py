@@ -58,6 +58,26 @@ def test_every_shard_is_converted_and_counted(tmp_path, processes, capsys):
     assert line.startswith("shout: 4 documents, 0.0 MB in, 0.0 MB out, ")
 
 
+def test_a_summary_has_the_counts_that_are_not_0_and_the_speed_of_this_run():
+    stats = Stats(documents=4, records=7, bytes_in=3_000_000, bytes_out=1_500_000)
+    assert runner.summary("shout", stats, 2.0, 1_000_000, "2 of 4") == (
+        "shout: 4 documents, 7 records, 3.0 MB in, 1.5 MB out, 0.5 MB/s, 2.0 s "
+        "(2 of 4 shards were done before)"
+    )
+
+
+def with_note(inputs, output):
+    return shout(inputs, output) + Stats(notes=(f"a note of {output.name}",))
+
+
+@pytest.mark.parametrize("number", [5, 6])
+def test_five_notes_are_printed_and_the_manifest_has_all(number, tmp_path, capsys):
+    manifest = run(make_inputs(tmp_path, number), tmp_path / "out", convert=with_note)
+    printed = capsys.readouterr().out
+    assert printed.count("a note of") == 5 and ("1 more notes in" in printed) == (number == 6)
+    assert "0 more" not in printed and len(manifest["notes"]) == number
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_outputs_with_similar_names_are_made_in_folders_of_their_own(tmp_path, processes):
     names = ["a/b", "a+b", "c/a/b", "c+a/b", "x" * 200]
@@ -203,9 +223,10 @@ def test_a_file_system_without_locks_is_reported_and_used(tmp_path, monkeypatch,
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch, capsys):
     monkeypatch.setattr(runner, "SECONDS_BETWEEN_LINES", 0.0)
-    with Progress("shout", 4_000_000) as bar:
-        bar.advance(1_000_000)
-    assert capsys.readouterr().err.startswith("shout: 1.0 of 4.0 MB (25 %), ")
+    with Progress("shout", 40_000_000, 10_000_000) as bar:
+        bar.started -= 10.0
+        bar.advance(20_000_000)
+    assert capsys.readouterr().err == "shout: 30.0 of 40.0 MB (75 %), 2.0 MB/s\n"
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "110")

@@ -215,6 +215,7 @@ def test_of_equal_passages_the_first_ones_are_found(tmp_path):
         ("Tôi nói tiếng Việt", "tieng viet", ["tiếng", "Việt"]),
         ("a \x02zebra\x03 runs", "runs zebra", ["zebra", "runs"]),
         ("Use 北京 with Python 3.11", "python 北京", ["北京", "Python"]),
+        ("Use 北京Python 3.11", "python 北京", ["北京Python"]),
     ],
 )
 def test_words_of_every_script_are_found(tmp_path, text, question, marked):

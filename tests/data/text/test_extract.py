@@ -120,11 +120,14 @@ def test_pages_of_another_model_are_left_out_counted_and_named(tmp_path, capsys)
 
 def test_a_page_that_cannot_be_converted_is_left_out_counted_and_named(tmp_path, capsys):
     bad = page(8, "Bad", f"A &amp;#{'1' * 4301}; b.")
-    source = dump(tmp_path / "dump.xml", articles(2) + bad + page(9, "Good", "C."))
-    counts = run(source, tmp_path / "out")["counts"]
-    assert (counts["documents"], counts["pages_given"], counts["pages_lost"]) == (3, 4, 1)
-    assert titles(tmp_path / "out") == ["Article 1", "Article 2", "Good"]
-    note = r"1 of 4 pages are missing from the output \(8 'Bad'\); the first cannot be converted: ValueError: Exceeds"
+    others = page(9, "Good", "C.") + page(10, "Empty", "")
+    counts = run(dump(tmp_path / "dump.xml", articles(2) + bad + others), tmp_path / "out")[
+        "counts"
+    ]
+    names = ("documents", "pages_given", "pages_lost", "pages_without_text")
+    assert [counts[name] for name in names] == [4, 5, 1, 1]
+    assert titles(tmp_path / "out") == ["Article 1", "Article 2", "Good", "Empty"]
+    note = r"1 of 5 pages are missing from the output \(8 'Bad'\); the first cannot be converted: ValueError: Exceeds"
     assert re.search(note, capsys.readouterr().out)
 
 
