@@ -43,12 +43,13 @@ class RunSettings(Shared):
 
 
 class PredictSettings(ModelSettings, ThresholdSettings, EngineSettings):
-    """Run a model on texts and print one JSON object per text, in the same order.
+    """Run a model on texts and print one JSON object for each text, or write a table, in the same order.
 
     The texts are TEXT, the lines of --input, or standard input. The task, the labels and the shape are read from
     the model.
     Example: bert predict runs/base "The capital of France is [MASK]."
     Example: bert predict runs/mine --input texts.txt
+    Example: bert predict runs/mine --input reviews.csv --output labelled.csv
     """
 
     NEEDS = {
@@ -67,8 +68,11 @@ class PredictSettings(ModelSettings, ThresholdSettings, EngineSettings):
     """File with one text on each line, or .jsonl with one object on each line: `text` and, for pairs, `second`, or
     `question` and `context`; or .csv, .tsv or .parquet with these columns. Also compressed: .gz, .bz2, .xz, .zst."""
     text_column: list[str] | None = None
-    """The column of --input with the text; repeat it for pairs, or for question and context. By default the names above
-    or, in a .csv or .tsv for a model of `bert classify`, the columns of its run."""
+    """The column or field of --input with the text; repeat it for pairs, or for question and context. By default the
+    names above or, in a .csv or .tsv for a model of `bert classify`, the columns of its run."""
+    output: Path | None = None
+    """File for the answers, by default standard output: a .csv or .tsv with the columns of --input and of the answers,
+    in which a list is JSON, or .jsonl."""
     second: str | None = None
     """The second text of a pair, for text-classification."""
     question: str | None = None
@@ -105,6 +109,11 @@ class PredictSettings(ModelSettings, ThresholdSettings, EngineSettings):
         sources = [
             name for name in ("text", "question", "input") if getattr(self, name) is not None
         ]
+        if self.output is not None and self.output.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
+            problem = f"{self.output} is of an unknown kind"
+            raise SettingError("output", problem, "name it .csv, .tsv or .jsonl")
+        if self.output is not None and self.output == self.input:
+            raise SettingError("output", "is the input", "choose another file")
         is_search = self.task == "similarity" and sources == ["text", "input"]
         if len(sources) > 1 and not is_search:
             problem = f"cannot be combined with {sources[0]}"

@@ -43,7 +43,7 @@ SETTINGS = {
     "validation_column": "name the columns of validation_file sentence1, sentence2 and score",
     "examples": "leave it out; `bert inspect` shows one example",
     "input_format": FORMATS,
-    "text_field": FORMATS,
+    "text_field": f"{FORMATS}; --text-column names a column or a field",
     "documents": FORMATS,
 }
 # Command, of one word or two -> what to use.

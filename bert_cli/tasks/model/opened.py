@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -40,6 +40,8 @@ INPUTS = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_
 """Name of an input in transformers -> the column of a batch."""
 FOREIGN_CODE = ("auto_map", "custom_pipelines")
 UNLIMITED = 2**31 - 1
+TRUNCATED = "truncated"
+"""Key of an answer to a text that was too long."""
 NONE = "none"
 """The label of a text where the model is not sure enough."""
 Columns = Mapping[str, Any]
@@ -253,6 +255,15 @@ class Input:
 
     where: str
     fields: Mapping[str, str]
+    columns: Mapping[str, Any] | None = None
+    """The columns of its row, if it comes from a table or a JSON line."""
+    taken: Container[str] = ()
+    """The columns of all rows of the file."""
+
+    @property
+    def shown(self) -> Mapping[str, Any]:
+        """Return what its answer repeats: its columns or its fields, but for a context."""
+        return {n: text for n, text in (self.columns or self.fields).items() if n != "context"}
 
 
 @dataclass
@@ -404,9 +415,15 @@ class Predictor:
         return outputs
 
 
-def row_of(fields: Mapping[str, str], answer: Row, is_cut: bool) -> Row:
-    """Return the row of an input."""
-    return {**fields, **answer, **({"truncated": True} if is_cut else {})}
+def row_of(item: Input, answer: Row, is_cut: bool) -> Row:
+    """Return the row of an input: its columns, and its answer."""
+    answer = {**answer, **({TRUNCATED: True} if is_cut else {})}
+    return {**item.shown, **{name_beside(name, item.taken): of for name, of in answer.items()}}
+
+
+def name_beside(name: str, taken: Container[str]) -> str:
+    """Return the name of a value of an answer among columns that a file has already."""
+    return name_beside(f"predicted_{name}", taken) if name in taken else name
 
 
 def exact(value: np.floating[Any]) -> float:

@@ -99,7 +99,7 @@ class FillMask(Predictor):
                     best = [{"word": shown(pieces[w]), "probability": exact(p)} for w, p in pairs]
                     masks[number][mask] = best
         results = zip(inputs, masks, is_cut, strict=True)
-        return [row_of(item.fields, {"masks": filled}, cut) for item, filled, cut in results]
+        return [row_of(item, {"masks": filled}, cut) for item, filled, cut in results]
 
 
 class TextClassification(Predictor):
@@ -137,7 +137,7 @@ class TextClassification(Predictor):
                 row["probabilities"] = dict(zip(names, map(exact, values), strict=True))
             elif len(scores) == 1:
                 row = {"score": exact(scores[0])}
-            rows.append(row_of(item.fields, row, cut))
+            rows.append(row_of(item, row, cut))
         return rows
 
 
@@ -203,8 +203,8 @@ class QuestionAnswering(Predictor):
         last = np.searchsorted(windows.question, np.arange(len(questions)), side="right") - 1
         rows = []
         begin = 0
-        parts = zip(questions, encoded, windows.features.ends[last], strict=True)
-        for question, query, end in parts:
+        parts = zip(inputs, questions, encoded, windows.features.ends[last], strict=True)
+        for item, question, query, end in parts:
             text = predictions[question.id]
             entry = next(row for row in result.nbest[question.id] if row["text"] == text)
             # If the text occurs several times, the score of its first piece identifies the occurrence.
@@ -214,7 +214,7 @@ class QuestionAnswering(Predictor):
             row: Row = {"answer": text, "probability": entry["probability"], "start": at}
             row["end"] = None if at is None else at + len(text)
             is_cut = len(query.ids) > query_length
-            rows.append(row_of({"question": question.question}, row, is_cut))
+            rows.append(row_of(item, row, is_cut))
             begin = end
         return rows
 
@@ -257,7 +257,7 @@ class TokenClassification(Predictor):
             row: Row = {"words": of_words}
             if self.model.has_bio_labels:
                 row["entities"] = entities_of(texts[number], spans[number], labels[number])
-            rows.append(row_of(item.fields, row, False))
+            rows.append(row_of(item, row, False))
         return rows
 
 

@@ -73,9 +73,7 @@ class Embedding(Predictor):
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         """Return a vector of each text, from the encoder's last layer."""
         rows = zip(inputs, *self.of_texts(inputs), strict=True)
-        return [
-            row_of(item.fields, {"embedding": [*map(exact, row)]}, cut) for item, row, cut in rows
-        ]
+        return [row_of(item, {"embedding": [*map(exact, row)]}, cut) for item, row, cut in rows]
 
 
 def open_vectors(
@@ -139,7 +137,7 @@ class Similarity(Embedding):
         )
         best = np.argsort(-similarities, kind="stable")[: self.settings.top]
         return [
-            row_of(inputs[n + 1].fields, {"similarity": exact(similarities[n])}, is_cut[n + 1])
+            row_of(inputs[n + 1], {"similarity": exact(similarities[n])}, is_cut[n + 1])
             for n in best.tolist()
         ]
 

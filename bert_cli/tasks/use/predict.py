@@ -1,13 +1,13 @@
-"""`bert predict`: print the predictions for texts, a JSON object per line in the order of the texts.
+"""`bert predict`: print or write the predictions for texts, in the order of the texts.
 
 The inputs come from the command line, a file or standard input, and are all checked before the model is built.
 Standard output has only the predictions.
 """
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,15 +16,16 @@ from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.glue import TASKS
 from bert_cli.data.io.files import TABLES, format_by_name
-from bert_cli.data.io.rows import check_columns, check_text, json_rows, listed
+from bert_cli.data.io.rows import Rows, check_columns, check_text, json_rows, listed
 from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.heads import SEQUENCE_CLASSIFICATION
 from bert_cli.parse.load import changed
-from bert_cli.processes import print_error, print_line
+from bert_cli.processes import print_error
 from bert_cli.tasks.model import models, opened, runtimes
-from bert_cli.tasks.model.opened import NONE, Input, Predictor
+from bert_cli.tasks.model.opened import NONE, Input, Predictor, Row
 from bert_cli.tasks.model.predictions import predictors
+from bert_cli.tasks.use import answers
 from bert_cli.text import count
 from bert_cli.train.checkpoint import read_settings
 
@@ -66,25 +67,34 @@ def run(settings: PredictSettings) -> None:
     runtime = predictor.model.runtime
     runtime = runtime or f"{settings.engine} on one {opened.one_device()}, {settings.precision}"
     print_error(f"{what} by {runtime}; {count(len(inputs), 'input')}")
-    # Other letters are escaped where standard output may accept ASCII only.
-    is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    at_once = settings.batch_size * BATCHES_AT_ONCE
+    shown = dict.fromkeys(name for item in inputs for name in item.shown)
+    added = {
+        of: opened.name_beside(of, shown) for of in (*predictor.empty_answer(), opened.TRUNCATED)
+    }
+    if beside := [f"'{of}' is {name!r}" for of, name in added.items() if of != name]:
+        what = f"of the answers {', '.join(beside)}, because the input has that column"
+        print_error(f"{settings.input}: {what}")
+    with answers.writer(settings.output, settings.input, [*shown, *added.values()]) as write:
+        for row in rows_of(predictor, inputs):
+            write(row)
+
+
+def rows_of(predictor: Predictor, inputs: Sequence[Input]) -> Iterator[Row]:
+    """Yield the rows of inputs, which are answered many at a time."""
+    kind = type(predictor)
+    filled = [item for item in inputs if not is_empty(item, kind)]
     if kind.COMPARES:
-        for row in predictor.answer([item for item in inputs if not is_empty(item, kind)]):
-            print_line(json.dumps(row, ensure_ascii=is_ascii))
+        yield from predictor.answer(filled)
         return
+    at_once = predictor.settings.batch_size * BATCHES_AT_ONCE
     for begin in range(0, len(inputs), at_once):
         group = inputs[begin : begin + at_once]
         texts = [item for item in group if not is_empty(item, kind)]
         predictor.place.move(begin, len(group), len(inputs))
-        answers = iter(predictor.answer(texts) if texts else [])
-        for item in group:
-            if is_empty(item, kind):  # a row with the task's keys without values
-                row = {n: text for n, text in item.fields.items() if n != "context"}
-                row |= predictor.empty_answer()
-            else:
-                row = next(answers)
-            print_line(json.dumps(row, ensure_ascii=is_ascii))
+        rows = iter(predictor.answer(texts) if texts else [])
+        for item in group:  # a row without a text has the task's keys without values
+            is_blank = is_empty(item, kind)
+            yield opened.row_of(item, predictor.empty_answer(), False) if is_blank else next(rows)
 
 
 def prepare(settings: PredictSettings) -> Prediction:
@@ -183,8 +193,7 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
     else:
         lines = tables.lines_of(tables.decoded(sys.stdin.buffer.read(), where))
     if "text" not in kind.FIELDS:
-        rows = json_rows(lines, where)
-        yield from (input_of(row, line, kind, task) for line, row in rows)
+        yield from _of_rows(json_rows(lines, where), {}, kind, task)
         return
     if wrapped_width("\n".join(lines[:LINES_JUDGED])):
         problem = "its lines end within sentences, but each line is read as one text"
@@ -202,17 +211,29 @@ def _of_table(
     if columns and not len(kind.FIELDS) <= len(columns) <= len(fields):
         problem = f"names {count(len(columns), 'column')} for task {task}"
         raise ConfigError("text_column", problem, f"name those of {listed(fields)}")
-    field_of = dict(zip(columns or fields, fields, strict=False))
     has_others = columns is not None or format_by_name(path) in TABLES
+    column_of = dict(zip(fields, columns or fields, strict=False)) if has_others else {}
     remarks: Counter[str] = Counter()
     needed = columns or kind.FIELDS
-    for where, row in tables.table_rows(path, needed, remarks, optional=sorted(_all_fields())):
-        if has_others:
-            check_columns(where, needed, row)
-            row = {field: row[name] for name, field in field_of.items() if name in row}
-        yield input_of(row, where, kind, task)
+    rows = tables.table_rows(path, needed, remarks, optional=sorted(_all_fields()))
+    yield from _of_rows(rows, column_of, kind, task)
     for remark, number in (+remarks).items():
         print_error(f"{path}: {number:,} {remark}")
+
+
+def _of_rows(
+    rows: Rows, column_of: Mapping[str, str], kind: type[Predictor], task: str
+) -> Iterator[Input]:
+    """Yield the inputs of rows, which have the fields in these columns or, without any, under their own names."""
+    taken: set[str] = set()
+    for where, row in rows:
+        fields = row
+        if column_of:
+            check_columns(where, [column_of[name] for name in kind.FIELDS], row)
+            fields = {field: row[name] for field, name in column_of.items() if name in row}
+        taken.update(row)
+        columns = {name: value for name, value in row.items() if name != column_of.get("context")}
+        yield replace(input_of(fields, where, kind, task), columns=columns, taken=taken)
 
 
 def trained_columns(source: models.Source) -> list[str]:

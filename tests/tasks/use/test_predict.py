@@ -1,5 +1,6 @@
 """What `bert predict` prints, compared with transformers' PyTorch models in the same folders."""
 
+import csv
 import io
 import json
 import lzma
@@ -130,14 +131,17 @@ def test_texts_and_pairs_are_classified_as_transformers_does(models, capsys, tmp
         assert row["probability"] == pytest.approx(expected.max(), abs=CLOSE)
         np.testing.assert_allclose(list(row["probabilities"].values()), expected, atol=CLOSE)
     assert [row["text"] for row in result] == [row["text"] for row in rows]
-    assert "second" in result[0] and "second" not in result[1] and "mine" not in result[1]
+    assert "second" in result[0] and "second" not in result[1] and result[1]["mine"] == 3
     assert [row.get("truncated") for row in result] == [None] * 4 + [True]
     packed, table = tmp_path / "pairs.jsonl.xz", tmp_path / "pairs.parquet"
     packed.write_bytes(lzma.compress(path.read_bytes()))
     parquet.write_table(pyarrow.Table.from_pylist(rows), table)
     for other in (packed, table):
         again = predict(capsys, models["text"], "--input", other, "--batch-size", 2)
-        assert again == result
+        same = ("text", "label", "probabilities")
+        assert [[row[n] for n in same] for row in again] == [
+            [row[n] for n in same] for row in result
+        ]
     rough = ["--second", rows[0]["second"], "--precision", "mixed_bfloat16"]
     (rough,) = predict(capsys, models["text"], rows[0]["text"], *rough)
     assert rough["probability"] == pytest.approx(result[0]["probability"], abs=0.05)
@@ -172,13 +176,101 @@ def test_the_rows_of_a_table_are_read_by_columns(models, capsys, tmp_path):
         others = [mark.join([text, *row[1:]]) for text, row in zip(cells, rows, strict=True)]
         by_name = as_file(tmp_path, name, mark.join(["text", "second", "label"]), *others)
         renamed = as_file(tmp_path, f"c{name}", mark.join(["review", "reply", "label"]), *others)
-        assert predict(capsys, models["text"], "--input", by_name) == expected
-        assert predict(capsys, models["text"], "--input", renamed, *columns) == expected
-        assert predict(capsys, run, "--input", renamed) == alone
+        words = ([models["text"], by_name], [models["text"], renamed, *columns], [run, renamed])
+        for (model, path, *flags), like in zip(words, (expected, expected, alone), strict=True):
+            for row, answer in zip(
+                predict(capsys, model, "--input", path, *flags), like, strict=True
+            ):
+                assert row["probabilities"] == answer["probabilities"]
+                assert row["predicted_label"] == answer["label"]
     parquet.write_table(
         pyarrow.Table.from_pylist([{"review": row[0]} for row in rows]), tmp_path / "a.parquet"
     )
-    assert predict(capsys, run, "--input", tmp_path / "a.parquet", *columns[:2]) == alone
+    again = predict(capsys, run, "--input", tmp_path / "a.parquet", *columns[:2])
+    assert [{"text": row.pop("review"), **row} for row in again] == alone
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    """A table as Excel in German writes it: a byte order mark, semicolons, line breaks in cells, empty rows."""
+    rows = [
+        "ID;Comment;label",
+        '7;"the cat\nsat; ""so""";x',
+        ";;;"[:2],
+        "8;;y",
+        '9;"the dog";',
+        ";;",
+    ]
+    path = tmp_path / "reviews.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*rows, ""]).encode())
+    return path
+
+
+def test_a_table_comes_back_with_its_columns_and_those_of_the_answers(
+    models, reviews, capsys, tmp_path
+):
+    columns = ["--text-column", "Comment"]
+    rows = predict(capsys, models["text"], "--input", reviews, *columns)
+    first = {"ID": "7", "Comment": 'the cat\nsat; "so"', "label": "x"}
+    (alone,) = predict(capsys, models["text"], first["Comment"])
+    assert {n: rows[0][n] for n in first} == first
+    assert rows[0]["predicted_label"] == alone["label"]
+    assert rows[0]["probability"] == pytest.approx(alone["probability"], abs=CLOSE)
+    assert [row["ID"] for row in rows] == ["7", "8", "9"]
+    assert rows[1]["predicted_label"] is None
+    out = tmp_path / "new" / "answers.csv"
+    words = ["predict", models["text"], "--input", reviews, *columns, "--output", out]
+    assert main([*map(str, words)]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert (
+        "of the answers 'label' is 'predicted_label', because the input has that column" in said.err
+    )
+    assert "2 rows without text or label, skipped" in said.err
+    data = out.read_bytes()
+    assert data.startswith(
+        b"\xef\xbb\xbfID;Comment;label;predicted_label;probability;probabilities;"
+    )
+    with out.open(encoding="utf-8-sig", newline="") as file:
+        again = [*csv.DictReader(file, delimiter=";", strict=True)]
+    for written, row in zip(again, rows, strict=True):
+        nested = {"probabilities": json.dumps(row["probabilities"]), "truncated": ""}
+        none = {name: "" for name, value in row.items() if value is None}
+        assert written == {n: str(v) for n, v in row.items()} | nested | none
+    lines = tmp_path / "answers.jsonl"
+    predict(capsys, models["text"], "--input", reviews, *columns, "--output", lines)
+    assert [*map(json.loads, lines.read_text().splitlines())] == rows
+    # The table that was written is read as well.
+    predict(capsys, models["text"], "--input", out, *columns, "--output", tmp_path / "twice.csv")
+    assert (
+        b";predicted_predicted_label;predicted_probability;"
+        in (tmp_path / "twice.csv").read_bytes()
+    )
+
+
+def test_json_lines_keep_their_fields_and_a_tsv_holds_no_line_break(models, capsys, tmp_path):
+    objects = [
+        {"Comment": "the cat " * 30, "ID": 7},
+        {"Comment": "a dog", "label": ["x"], "day": None},
+    ]
+    path = as_file(tmp_path, "in.jsonl", *objects)
+    column = ["--text-column", "Comment"]
+    rows = predict(capsys, models["text"], "--input", path, *column)
+    assert [{n: row[n] for n in of} for row, of in zip(rows, objects, strict=True)] == objects
+    # Also in the row without that column.
+    assert [row["predicted_label"][:6] for row in rows] == ["LABEL_"] * 2
+    out = tmp_path / "out.tsv"
+    predict(capsys, models["text"], "--input", path, *column, "--output", out)
+    header, *cells = [line.split("\t") for line in out.read_text().splitlines()]
+    assert header[:4] == ["Comment", "ID", "label", "day"] and header[-1] == "truncated"
+    assert [row[1] + row[2] + row[-1] for row in cells] == ["7true", '["x"]']
+    path = as_file(tmp_path, "lines.jsonl", {"text": "the\ncat"})
+    with pytest.raises(DataError, match=r"a \.tsv holds no tab and no line break, as in 'the"):
+        predict(capsys, models["text"], "--input", path, "--output", tmp_path / "new.tsv")
+    assert not (tmp_path / "new.tsv").exists()
+    rows = [{"question": "a cat?", "context": "the cat", "id": "q1"}]
+    (row,) = predict(capsys, models["question"], "--input", as_file(tmp_path, "q.jsonl", *rows))
+    assert row["id"] == "q1" and "context" not in row
 
 
 def test_a_label_called_none_is_refused_with_none_below(models, capsys, tmp_path):
