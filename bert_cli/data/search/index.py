@@ -30,7 +30,7 @@ from bert_cli.data.search.database import (
 from bert_cli.data.search.late import NO_MEANING, NO_TOKENS, Meaning, Vectors
 from bert_cli.data.search.ngrams import ngram_scores
 from bert_cli.data.search.passages import Document, Passage, page_of, pages_of
-from bert_cli.data.search.ranking import best_of, combined, reranked
+from bert_cli.data.search.ranking import best_of, combined, once, reranked
 from bert_cli.errors import ConfigError, DataError, did_you_mean
 from bert_cli.files import hold_lock
 
@@ -45,8 +45,11 @@ SCALE = 32767
 """Vectors are stored as integers of 16 bits, from -SCALE for -1 to SCALE for 1: as exact as float16, and NumPy
 converts them ten times as fast."""
 AROUND = 200  # passages of a document on each side of one
+PER_DOCUMENT = 2  # passages in an answer, where other documents answer too
+BEST = 100  # passages, among which those of a document are counted
 AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
 TO_ITS_END = "run `bert search make` to its end"
+INSIDE = "instr(name, ?1 || '/') = 1 OR name || suffix = ?1"  # a folder, or a document
 LACKING = "SELECT min(id) FROM passages WHERE hash NOT IN (SELECT hash FROM vectors)"
 Half = Literal["words", "meaning"]
 Embed = Callable[[Sequence[str]], Vectors]
@@ -73,6 +76,8 @@ class Hit(NamedTuple):
     """Number of the passage in the index, of which `document` returns the rest."""
     page: int | None = None
     """Page with the most words of the question, or on which the passage begins; None for files without pages."""
+    of_document: int | None = None
+    """Passages of its document among the best 100; None where nothing was ranked."""
 
 
 class Index:
@@ -98,7 +103,8 @@ class Index:
         self._version = -1  # of the data in memory
         self._has_vectors = False
         self._weights: str | None = None  # of the stored vectors
-        self._numbers = np.zeros(0, np.int64)
+        self._numbers = self._documents = self._hashes = np.zeros(0, np.int64)  # [N]
+        self._repeats = self._numbers  # positions of the texts that several passages have
         self._vectors: Ints16 | None = None  # [V, D]
         self._texts = np.zeros(0, np.int64)  # [N] row of each passage's vector
         self._frequencies: dict[str, int] = {}
@@ -171,8 +177,10 @@ class Index:
         if version == self._version:
             return
         self.verify()
-        rows = self.table.execute("SELECT id FROM passages ORDER BY id").fetchall()
-        self._numbers = np.array(rows, np.int64).reshape(-1)
+        rows = self.table.execute("SELECT id, document, hash FROM passages ORDER BY id").fetchall()
+        self._numbers, self._documents, self._hashes = np.array(rows, np.int64).reshape(-1, 3).T
+        _, places, counts = np.unique(self._hashes, return_inverse=True, return_counts=True)
+        self._repeats = np.flatnonzero(counts[places] > 1)
         self._vectors = None
         self._frequencies = {}
         self._has_vectors = self.has_vectors
@@ -276,7 +284,9 @@ class Index:
     def ask(
         self, question: str, top: int = 10, half: Half | None = None, folder: str = ""
     ) -> list[Hit]:
-        """Return the best passages of the files in a folder or of all, by words and meaning or by one half.
+        """Return the best passages of a document, of those in a folder or of all, by words and meaning or by one half.
+
+        A document has more than PER_DOCUMENT of them only where the others do not have enough.
 
         Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
         """
@@ -288,7 +298,7 @@ class Index:
                 problem = "the index has vectors of another model since it was opened"
                 remedy = "open it again (start `bert serve` again), or ask by words"
                 raise ConfigError("meaning", problem, remedy)
-            inside = "SELECT 1 FROM files WHERE instr(name, ? || '/') = 1"
+            inside = f"SELECT 1 FROM places WHERE {INSIDE} LIMIT 1"
             if asked.folder and self._value(inside, asked.folder) is None:
                 otherwise = "take one from the name of a document"
                 remedy = did_you_mean(asked.folder, self.folders(), otherwise)
@@ -300,13 +310,20 @@ class Index:
             weight = {"words": 0.0, "meaning": 1.0}.get(half or "", self.weight)
             (scores,) = self.scores(asked, [weight], meaning)
             terms = self._terms(asked)
-            best = [n for n in best_of(scores, top) if scores[n] > -np.inf]
-            return [self._hit(self._numbers[n], float(scores[n]), terms) for n in best]
+            ranked = [n for n in best_of(scores, max(BEST, 20 * top)) if scores[n] > -np.inf]
+            owners = self._documents[ranked].tolist()
+            is_beyond = [owners[:n].count(o) >= PER_DOCUMENT for n, o in enumerate(owners)]
+            shown = sorted(np.argsort(is_beyond, kind="stable")[:top].tolist())
+            hits = [
+                self._hit(self._numbers[ranked[n]], float(scores[ranked[n]]), terms) for n in shown
+            ]
+            counts = [owners[:BEST].count(owners[n]) for n in shown]
+            return [hit._replace(of_document=n) for hit, n in zip(hits, counts, strict=True)]
 
     def scores(
         self, asked: words.Question, weights: Sequence[float], meaning: Meaning = NO_MEANING
     ) -> Iterator[Floats32]:
-        """Yield the scores of passages [N] by each weight of their meaning; -inf is not found or excluded."""
+        """Yield the scores of passages [N] by each weight of their meaning; -inf is not found, excluded or repeated."""
         is_allowed = self.allowed(asked)
         lexical = NO_MEANING.cosines
         if min(weights) < 1.0:
@@ -322,6 +339,7 @@ class Index:
                     stored = self._tokens_of(unknown)
                     similarity[unknown] = late.similarities(meaning.tokens, stored)
                 scores[best] = reranked(scores[best], similarity[best], 1.0)
+            scores[self._repeats] = once(scores[self._repeats], self._hashes[self._repeats])
             yield scores
 
     def _tokens_of(self, positions: Ints64) -> list[bytes]:
@@ -343,7 +361,7 @@ class Index:
         """
         scores = np.zeros(len(self._numbers), np.float32)
         terms = self._terms(asked)
-        sizes = np.cumsum([self._frequency(term) for term in terms])
+        sizes = np.cumsum([self.frequency(term) for term in terms])
         rare = max(1, int(np.searchsorted(sizes, CANDIDATES, "right")))
         first = words.any_of(terms[:rare])
         for query in (first, f"({first}) AND ({words.any_of(terms[rare:])})"):
@@ -362,7 +380,7 @@ class Index:
     def allowed(self, asked: words.Question) -> Bools:
         """Return which passages [N] have nothing that a question excludes, and are of its folder."""
         excluded = "SELECT rowid FROM words WHERE words MATCH ?1"
-        others = "SELECT id FROM places WHERE ?2 != '' AND instr(name, ?2 || '/') != 1"
+        others = f"SELECT id FROM places WHERE ?2 != '' AND NOT ({INSIDE.replace('?1', '?2')})"
         rows = self.table.execute(f"{excluded} UNION {others}", [asked.excluded, asked.folder])
         return ~np.isin(self._numbers, rows.fetchall())
 
@@ -377,12 +395,13 @@ class Index:
 
         These are in half of the passages or more; they are returned where no passage has a rarer word.
         """
-        terms = sorted(asked.terms, key=self._frequency)
-        present = [t for t in terms if self._frequency(t)]
-        rare = [t for t in present if 2 * self._frequency(t) < len(self._numbers)]
+        terms = sorted(asked.terms, key=self.frequency)
+        present = [t for t in terms if self.frequency(t)]
+        rare = [t for t in present if 2 * self.frequency(t) < len(self._numbers)]
         return rare or present or terms
 
-    def _frequency(self, term: str) -> int:
+    def frequency(self, term: str) -> int:
+        """Return how many passages have a term."""
         if term not in self._frequencies:
             counted = "SELECT count(*) FROM words WHERE words MATCH ?"
             self._frequencies[term] = self._value(counted, term)
@@ -410,8 +429,7 @@ class Index:
         hashes, values = zip(*self.table.execute("SELECT hash, value FROM vectors"), strict=True)
         self._vectors = np.frombuffer(b"".join(values), np.int16).reshape(len(hashes), -1)
         order = np.argsort(hashes)
-        rows = self.table.execute("SELECT hash FROM passages ORDER BY id").fetchall()
-        self._texts = order[np.searchsorted(np.array(hashes)[order], np.array(rows).reshape(-1))]
+        self._texts = order[np.searchsorted(np.array(hashes)[order], self._hashes)]
         return self._vectors
 
     def _hit(self, number: np.int64, score: float, terms: Sequence[str]) -> Hit:
@@ -431,26 +449,6 @@ class Index:
             near = "abs(id - ?) <= ? ORDER BY id"  # the numbers of a document's passages are consecutive
             rows = self.table.execute(f"{numbers} AND {near}", [passage, passage, around])
             return [self._hit(number, 0.0, ()) for (number,) in rows.fetchall()]
-
-    def owners(self) -> tuple[Ints64, list[tuple[int, Sequence[str]]]]:
-        """Return the position of the document of each passage [N], and position and names of each document.
-
-        Copies, whose passages are equal, have one position. The names are the title, name and path with the number in
-        the file, and name and path of the file.
-        """
-        columns = "document, hash, title, name || suffix, path || suffix, name, path"
-        hashes: dict[int, list[int]] = {}
-        names: dict[int, Sequence[str]] = {}
-        for document, number, *rest in self.table.execute(
-            f"SELECT {columns} FROM places ORDER BY id"
-        ):
-            hashes.setdefault(document, []).append(number)
-            names[document] = rest
-        contents = [*map(tuple, hashes.values())]
-        first = {content: position for position, content in reversed([*enumerate(contents)])}
-        positions = [first[content] for content in contents]
-        owner = np.repeat(positions, [*map(len, contents)])
-        return owner, [*zip(positions, names.values(), strict=True)]
 
 
 def hash_of(text: str) -> int:

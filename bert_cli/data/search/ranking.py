@@ -5,7 +5,7 @@ Shapes: N passages, n of them.
 
 import numpy as np
 
-from bert_cli.arrays import Floats32
+from bert_cli.arrays import Floats32, Ints64
 
 
 def combined(lexical: Floats32, meaning: Floats32, weight: float) -> Floats32:
@@ -34,3 +34,12 @@ def best_of(scores: Floats32, top: int) -> list[int]:
     top = min(top, len(scores))
     best = np.flatnonzero(scores >= np.partition(scores, -top)[-top]) if top else np.zeros(0, int)
     return best[np.argsort(-scores[best], kind="stable")][:top].tolist()
+
+
+def once(scores: Floats32, texts: Ints64) -> Floats32:
+    """Return the scores with -inf for all but the best passage of each text, by its number; the first of equals."""
+    order = np.argsort(-scores, kind="stable")
+    kept = order[np.unique(texts[order], return_index=True)[1]]
+    best = np.full_like(scores, -np.inf)
+    best[kept] = scores[kept]
+    return best

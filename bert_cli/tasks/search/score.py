@@ -1,13 +1,13 @@
 """`bert search score`: how well an index answers a person's own questions.
 
-Documents are ranked by their best passage. The documents of half of the questions choose the weight of the meaning,
-the others confirm it.
+Documents are ranked by their best passage, in the order in which the page of `bert serve` shows them. The documents of
+half of the questions choose the weight of the meaning, the others confirm it.
 
 Shapes: n questions, M documents, W weights.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +61,7 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
     """Return the positions [M] of the right documents of each question."""
     # By name and what has it, which is a document, or a file and stands for all of its documents.
     positions: dict[str, dict[str | int, set[int]]] = {}
-    for position, (title, document, numbered, name, file) in index.owners()[1]:
+    for position, (title, document, numbered, name, file) in owners(index)[1]:
         for known in (title, document, numbered, name, file):
             source = file if known in (name, file) else position
             positions.setdefault(known, {}).setdefault(source, set()).add(position)
@@ -94,7 +94,7 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Floats64:
 
     Without vectors W is 1: words alone.
     """
-    owner, _ = index.owners()
+    owner, _ = owners(index)
     questions = list(relevant)
     weights = WEIGHTS if index.embed else WEIGHTS[:1]
     rows = []
@@ -156,3 +156,22 @@ def choose_weight(index: Index, gains: Floats64, groups: Ints64) -> str:
         f"{evidence}{count(len(confirming), 'other question')}: {WEIGHTS[best]} scores {gain:.3f} more than {before}, "
         f"which {'confirms' if is_better else 'does not confirm'} it; the index has weight {index.weight}"
     )
+
+
+def owners(index: Index) -> tuple[Ints64, list[tuple[int, Sequence[str]]]]:
+    """Return the position of the document of each passage [N], and position and names of each document.
+
+    Copies, whose passages are equal, have one position. The names are the title, name and path with the number in
+    the file, and name and path of the file.
+    """
+    columns = "document, hash, title, name || suffix, path || suffix, name, path"
+    hashes: dict[int, list[int]] = {}
+    names: dict[int, Sequence[str]] = {}
+    for document, number, *rest in index.table.execute(f"SELECT {columns} FROM places ORDER BY id"):
+        hashes.setdefault(document, []).append(number)
+        names[document] = rest
+    contents = [*map(tuple, hashes.values())]
+    first = {content: position for position, content in reversed([*enumerate(contents)])}
+    positions = [first[content] for content in contents]
+    owner = np.repeat(positions, [*map(len, contents)])
+    return owner, [*zip(positions, names.values(), strict=True)]

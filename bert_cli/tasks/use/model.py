@@ -31,7 +31,7 @@ class Model:
         self._fields = {name: value for name, value in values.items() if value is not None}
         fields = self._fields | ({} if none_below is None else {"none_below": none_below})
         prediction = prepare(PredictSettings.model_validate(fields))
-        self._source = prediction.source
+        self.source = prediction.source
         self.task = prediction.task
         """The task that the model was trained for, as `bert predict --task` names it."""
         self._predictors = {self.task: build(prediction)}
@@ -90,7 +90,7 @@ class Model:
 
     def _rows(self, task: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
         inputs = [self.check(row, task, f"text {n}") for n, row in enumerate(rows, 1)]
-        warn_of_single_texts(self._source, task, inputs)
+        warn_of_single_texts(self.source, task, inputs)
         answers = self.predict(inputs, task)
         if cut := sum("truncated" in row for row in answers):
             print_error(

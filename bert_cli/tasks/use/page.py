@@ -29,12 +29,14 @@ try:
     from starlette.middleware import Middleware
     from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
     from starlette.requests import Request
-    from starlette.responses import HTMLResponse, JSONResponse, Response
+    from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 except ImportError:
     raise ConfigError("bert serve", needs_extra("serve")) from None
 
 PAGE = Path(__file__).with_name("page.html")
+TEXT = "text/plain; charset=utf-8"
+READ = ("about", "file")  # requests without a body
 MOST_BYTES = 100_000  # of a request
 LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 POLICY = (
@@ -83,6 +85,7 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
     nonce = secrets.token_urlsafe(16)  # of the script and the style of the page; no others are used
     page = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
     headers = {"Content-Security-Policy": POLICY.format(nonce), "Referrer-Policy": "no-referrer"}
+    headers |= {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 
     async def check(request: Request, call_next: RequestResponseEndpoint) -> Response:
         status, problem = refusal(request, token)
@@ -90,12 +93,15 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
         response.headers.update(headers)
         return response
 
-    def endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(name: str, call: Call) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
+            is_file = name == "file"
             sent = await sent_by(request)
+            sent |= {"passage": request.query_params.get("passage")} if is_file else {}
             answering = asyncio.get_running_loop().run_in_executor(worker, call, sent)
             try:
-                return JSONResponse(await answering)
+                row = await answering
+                return sent_file(*row) if is_file else JSONResponse(row)
             except ConfigError as mistake:
                 return refused(400, str(mistake))
             except Exception as failure:  # its message may have a path
@@ -105,15 +111,24 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
 
         return answer
 
+    ways = [(name, "GET" if name in READ else "POST") for name in calls]
     return Starlette(
         routes=[
             Route("/", lambda request: HTMLResponse(page)),
-            Route("/api/about", endpoint(calls["about"])),
-            *(Route(f"/api/{name}", endpoint(calls[name]), methods=["POST"]) for name in calls),
+            *(
+                Route(f"/api/{name}", endpoint(name, calls[name]), methods=[way])
+                for name, way in ways
+            ),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
         exception_handlers={HTTPException: lambda _, e: refused(e.status_code, e.detail)},
     )
+
+
+def sent_file(path: Path, is_plain: bool) -> Response:
+    """Return a file: plain text to read, of which a browser runs nothing, and others to save."""
+    kind, place = (TEXT, "inline") if is_plain else (None, "attachment")
+    return FileResponse(path, media_type=kind, filename=path.name, content_disposition_type=place)
 
 
 def refused(status: int, problem: str) -> Response:

@@ -1,14 +1,18 @@
 """What `bert serve` answers about a model or an index, over HTTP and by the Model Context Protocol."""
 
+import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from pydantic import Field
 
 from bert_cli.config.use import ServeSettings
+from bert_cli.data.io import files
+from bert_cli.data.search import words
 from bert_cli.data.search.index import AROUND, Half, Hit, Index
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import BertError, ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import Loaded, validate
 from bert_cli.processes import quiet_imports
@@ -16,6 +20,12 @@ from bert_cli.settings.markers import Hidden
 from bert_cli.settings.settings import Settings
 from bert_cli.tasks.search import opened
 
+QUESTION = re.compile(
+    r"(?:^|(?<=[.!?] ))[^\W\d_a-z][^.!?:;\n\"“]{20,70}[^\W\d_][\u00a0\u202f]?\?(?!\S)|[^。！？\n]{6,30}？",
+    re.MULTILINE,
+)
+"""A short sentence that asks."""
+OUTER = re.compile(r"^[\W_]+|[\W_]+$")  # marks around a word
 Call = Callable[[JSONObject], object]
 """Answers the JSON of a request. Raises ConfigError for a wrong one."""
 
@@ -33,7 +43,7 @@ class Search(Settings):
     half: Half | None = None
     """Rank by words or by meaning alone."""
     folder: str = ""
-    """Folder of the documents, as it stands in their names; by default all."""
+    """Folder of the documents, as it stands in their names, or a document; by default all."""
 
     def hits(self, index: Index) -> list[Hit]:
         """Return the passages."""
@@ -58,8 +68,23 @@ TOOLS: dict[str, type[Search] | type[Read]] = {"search": Search, "read": Read}
 
 def find(name: str, index: Index, left_out: Collection[str], sent: JSONObject) -> JSONObject:
     """Answer a request of TOOLS with passages, without the fields left out and what they lack."""
-    hits = validate(TOOLS[name], Loaded(sent)).hits(index)
-    return {"hits": [row_of(hit, left_out) for hit in hits]}
+    request = validate(TOOLS[name], Loaded(sent))
+    answer: JSONObject = {"hits": [row_of(hit, left_out) for hit in request.hits(index)]}
+    return answer | (
+        {"missing": missing(index, request.question)} if isinstance(request, Search) else {}
+    )
+
+
+def missing(index: Index, question: str) -> list[str]:
+    """Return the words of a question that no passage has in any form."""
+    asked = [OUTER.sub("", word) for word in words.parse(question).text.split()]
+    with index.snapshot():
+        return [
+            word
+            for word in dict.fromkeys(asked)
+            if (parts := words.words_of(word))
+            and not any(index.frequency(words.in_any_form(part)) for part in parts)
+        ]
 
 
 def row_of(hit: Hit, left_out: Collection[str]) -> JSONObject:
@@ -72,6 +97,7 @@ def open_model(settings: ServeSettings) -> Mapping[str, Call]:
     """Open a model. `predict` takes an object of the JSON lines that `bert predict` reads, and returns its row."""
     with quiet_imports():
         from bert_cli.tasks.use.model import Model
+        from bert_cli.tasks.use.predict import trained_columns
     engine = settings.engine if "engine" in settings.model_fields_set else None
     model = Model(settings.path, engine, settings.none_below)
 
@@ -82,7 +108,12 @@ def open_model(settings: ServeSettings) -> Mapping[str, Call]:
             raise ConfigError(*mistake.args) from None
         return model.predict([item])[0]
 
-    about = {"task": model.task, "name": Path(settings.path).name}
+    # Of how many texts an input was in training: 0 is unknown.
+    about = {
+        "task": model.task,
+        "name": Path(settings.path).name,
+        "texts": len(trained_columns(model.source)),
+    }
     return {"about": lambda sent: about, "predict": predict}
 
 
@@ -97,6 +128,36 @@ def open_index(settings: ServeSettings) -> Mapping[str, Call]:
             facts["has_new_vectors"] = index.has_vectors and index.fact("weights") != index.weights
             facts |= {name: index.count(name) for name in ("passages", "documents")}
             facts["folders"] = index.folders()
+            facts["examples"] = examples(index)
         return facts
 
-    return {"about": about, **{name: partial(find, name, index, ("file",)) for name in TOOLS}}
+    def file(sent: JSONObject) -> object:
+        hits = validate(Read, Loaded({**sent, "around": 0})).hits(index)
+        names = [hit.file for hit in hits] + [hit.file.rpartition(":")[0] for hit in hits]
+        path = next((Path(name) for name in names if Path(name).is_file()), None)
+        if path is None:
+            raise ConfigError("passage", "its file is gone", "run `bert search make` again")
+        return path, is_plain(path)
+
+    answers = {name: partial(find, name, index, ("file",)) for name in TOOLS}
+    return {"about": about, "file": file, **answers}
+
+
+def is_plain(path: Path) -> bool:
+    """Return whether a file is plain text, which a browser shows as it stands."""
+    if files.format_by_name(path) in (None, "plain") and not files.compression_of(path):
+        with suppress(BertError):
+            part = files.recognise(path, files.Reading())
+            return part is not None and part.format == "plain"
+    return False
+
+
+def examples(index: Index) -> list[str]:
+    """Return up to three questions: some that the text asks, or else for titles of its documents."""
+    asking = "SELECT text FROM passages WHERE text LIKE '%?%' OR text LIKE '%？%' LIMIT 1000"
+    texts = [text for (text,) in index.table.execute(asking)]
+    titles = index.table.execute("SELECT DISTINCT title FROM documents ORDER BY id LIMIT 1000")
+    asked = dict.fromkeys(text.strip() for text in QUESTION.findall("\n".join(texts)))
+    rows = [[*asked], [f"What is {title}?" for (title,) in titles]]
+    few = [row[n * len(row) // 3] for row in rows for n in range(3) if row]
+    return list(dict.fromkeys(few))[:3]

@@ -385,6 +385,28 @@ def test_a_document_is_read_around_a_passage(index):
         assert [near.text for near in index.document(hit.passage)] == [f"word{n}" for n in found]
 
 
+def test_an_answer_has_two_passages_of_a_document_and_equal_texts_once(index):
+    texts = [f"Coffee from volcano {n}." for n in range(4)]
+    with write_index(index.path) as other, other.changing():
+        for name, extra in (("long", texts), ("copied", [texts[0], "A volcano."])):
+            passages = [Passage(n, n + 1, text) for n, text in enumerate(extra)]
+            other.add(other.add_file(f"/{name}", name, ""), Document(name, []), passages)
+    hits = index.ask("coffee volcano", 4)
+    documents = [hit.document for hit in hits]
+    assert documents.count("long") == 2 and len({*documents}) == 3
+    assert [hit.of_document for hit in hits if hit.document == "long"] == [4, 4]
+    hits = index.ask("coffee volcano", 100)
+    assert sorted(hit.text for hit in hits if hit.document in ("long", "copied")) == sorted(
+        [*texts, "A volcano."]
+    )
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    # A document is a folder of its passages.
+    alone = index.ask("coffee volcano", 3, folder="long")
+    assert len(alone) == 3 and {hit.document for hit in alone} == {"long"}
+    with pytest.raises(ConfigError, match="no document is in it"):
+        index.ask("coffee", folder="lon")
+
+
 def test_while_a_large_file_is_read_readers_are_not_locked_out_and_other_writers_are(tmp_path):
     make(tmp_path / "index")
     with write_index(tmp_path / "index") as index, index.changing():

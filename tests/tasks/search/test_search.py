@@ -272,7 +272,7 @@ def test_scores_are_those_of_scikit_learn(manuals, capsys):
     relevant = score.read_queries(Path("queries.tsv"), index)
     assert [len(rows) for rows in relevant.values()] == [1, 3, 2, 1, 1]
     scores = score.question_scores(index, relevant)
-    owner, documents = index.owners()
+    owner, documents = score.owners(index)
     for row, (question, right) in enumerate(relevant.items()):
         passages = index.by_words(parse(question))
         best = [max(passages[owner == number]) for number, _ in documents]
@@ -482,8 +482,8 @@ def test_scores_and_export_read_the_index_at_one_time(manuals, monkeypatch):
     def watched(of):
         return lambda index, *words: read.append(index.table.in_transaction) or of(index, *words)
 
-    for name in ("count", "owners", "by_words"):
-        monkeypatch.setattr(Index, name, watched(getattr(Index, name)))
+    for home, name in ((Index, "count"), (score, "owners"), (Index, "by_words")):
+        monkeypatch.setattr(home, name, watched(getattr(home, name)))
     assert main(["search", "export", "index", "words.parquet"]) == 0
     assert main(["search", "score", "index", "--queries", "queries.tsv"]) == 0
     assert len(read) == 4 and all(read)

@@ -1,33 +1,22 @@
 """`bert serve`: its requests over HTTP, to processes and to threads, and its page in Debian's Chromium."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cache, partial
-from pathlib import Path
-from threading import Thread
 
 import httpx2
 import numpy as np
 import pytest
-import uvicorn
 from support.answers import near
-from support.bert import start_bert
-from support.hf_models import change_weights, need
-from support.made_documents import lines, made_pdf
+from support.hf_models import change_weights
+from support.pages import in_a_thread, open_page, served
 
-from bert_cli import open_index
 from bert_cli.cli import main
-from bert_cli.config.use import ServeSettings
-from bert_cli.tasks.use import page as over_http
-from bert_cli.tasks.use import requests
 
 LIMIT = 100_000
 # The first answer waits for a model that is traced, which takes long on a busy machine.
@@ -41,40 +30,6 @@ ROWS = {
     "bare": {"text": "the cat"},
     "question": {"question": "Where do we eat?", "context": CONTEXT},
 }
-
-
-@contextmanager
-def served(model: Path, *words: object, log: Path | None = None) -> Iterator[str]:
-    """Start `bert serve` and yield its address; it must end with Ctrl-C without an error."""
-    with open(log or os.devnull, "wb") as stderr:
-        words = ("serve", model, "--port", 0, *words)
-        with start_bert(*words, stdout=subprocess.PIPE, stderr=stderr) as process:
-            assert process.stdout is not None
-            try:
-                line = process.stdout.readline()
-                assert line.startswith("open http://"), line
-                yield line.split()[1]
-            finally:
-                process.send_signal(signal.SIGINT)
-                code = process.wait()
-    assert code == 0
-
-
-@contextmanager
-def in_a_thread(path: Path, **settings: object) -> Iterator[str]:
-    """Serve a model or an index in a thread of this process, and yield its address."""
-    opening = requests.open_index if path.is_file() else requests.open_model
-    app = over_http.build_app(opening(ServeSettings(path=str(path), **settings)), None)
-    # Its logging would close the stream of another library's, which is that of pytest.
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none"))
-    with over_http.listen(None, 0) as listener:
-        thread = Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -201,139 +156,7 @@ def test_without_its_extra_the_command_names_it(monkeypatch, capsys):
     assert re.fullmatch(r"bert: bert serve: needs the extra 'serve'; pip install .*\n", error)
 
 
-# --- the requests to an index
-
-TEXTS = {
-    "tea.txt": "All about tea\n\nTea is made of the leaves of a bush. It keeps you awake.\n",
-    "sea/boats.txt": "Boats\n\nThe boats in the desert wait for rain. Nobody sails them.\n",
-    "<b>dark/evil.txt": "<img src=x onerror=alert(1)> title\n\nThe <script>alert(2)</script> swims &amp; 😀 dives.\n",
-}
-TEA = "Tea is made of the leaves"
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory, models) -> Path:
-    home = tmp_path_factory.mktemp("index")
-    for folder in ("sea", "<b>dark"):
-        (home / "texts" / folder).mkdir(parents=True)
-    for name, text in TEXTS.items():
-        (home / "texts" / name).write_text(text, encoding="utf-8")
-    words = ["search", "make", home / "my.index", home / "texts", "--model", models["bare"]]
-    assert main([*map(str, words)]) == 0
-    return home / "my.index"
-
-
-@pytest.fixture(scope="module")
-def found(index) -> Iterator[str]:
-    with in_a_thread(index) as address:
-        yield address
-
-
-@pytest.mark.parametrize("half", [None, "words", "meaning"])
-def test_a_search_is_answered_as_open_index_answers(half, index, found):
-    answer = post(f"{found}api/search", json={"question": "leaves of tea", "half": half})
-    hits = answer.json()["hits"]
-    found_here = open_index(index).ask("leaves of tea", 10, half)
-    expected = json.loads(json.dumps([hit._asdict() for hit in found_here]))
-    left_out = {"file", "page"}  # a path, and what a text lacks
-    assert hits == [{n: v for n, v in hit.items() if n not in left_out} for hit in expected]
-    assert hits and str(index.parent) not in answer.text
-    about = get(f"{found}api/about").json()
-    assert about.pop("passages") >= len(hits)
-    expected = {"task": "search", "name": "my.index", "has_meaning": True, "documents": 3}
-    assert about == expected | {"folders": ["<b>dark", "sea"], "has_new_vectors": False}
-
-
-def test_a_document_is_read_around_its_passage(index, found):
-    (hit,) = open_index(index).ask("boats", 1, "words")
-    rows = post(f"{found}api/read", json={"passage": hit.passage}).json()["hits"]
-    assert " ".join(row["text"] for row in rows).split() == TEXTS["sea/boats.txt"].split()
-    assert post(f"{found}api/read", json={"passage": 10**6}).json() == {"hits": []}
-
-
-@pytest.mark.parametrize(
-    ("name", "sent", "message"),
-    [
-        ("search", {"query": "a"}, "question: is missing; set it there\nquery: no such name; remove it"),
-        ("search", {"question": "-coffee"}, "has no word; ask with a word"),
-        ("search", {"question": "a", "folder": "seas"}, "('seas'): no document is in it; did you mean 'sea'?"),
-        ("search", {"question": "a", "half": "luck"}, "half"),
-        ("search", {"question": "a", "top": 0}, "top"),
-        ("search", {"question": "?!"}, "has no word; ask with a word"),
-        ("read", {"passage": "x"}, "passage: got 'x'"),
-        ("read", {"passage": 2**70}, "passage"),
-    ],
-)  # fmt: skip
-def test_a_wrong_search_is_answered_with_what_is_wrong(name, sent, message, found):
-    answer = post(f"{found}api/{name}", json=sent)
-    assert answer.status_code == 400 and message in answer.json()["error"]
-
-
-def test_an_index_of_words_has_no_meaning_until_it_is_served_again(models, tmp_path, capsys):
-    (tmp_path / "tea.txt").write_text(TEXTS["tea.txt"])
-    make = ["search", "make", str(tmp_path / "my.index"), str(tmp_path / "tea.txt")]
-    assert main(make) == 0
-    with in_a_thread(tmp_path / "my.index") as address:
-        assert not get(f"{address}api/about").json()["has_meaning"]
-        answer = post(f"{address}api/search", json={"question": "tea", "half": "meaning"})
-        assert answer.status_code == 400
-        error = answer.json()["error"]
-        assert error.startswith("meaning: the index has no vectors of all passages by its model")
-        assert str(tmp_path) not in error
-        (tmp_path / "sea.txt").write_text(TEXTS["sea/boats.txt"])
-        assert main([*make, str(tmp_path / "sea.txt"), "--model", str(models["bare"])]) == 0
-        about = get(f"{address}api/about").json()
-        assert about["documents"] == 2 and about["has_new_vectors"] and not about["has_meaning"]
-    (tmp_path / "no.index").write_text("no index")
-    assert main(["serve", str(tmp_path / "no.index"), "--port", "0"]) == 3
-
-
-def test_a_loopback_address_that_browsers_do_not_know_needs_its_token(index):
-    with served(index, "--host", "127.0.0.2") as address:
-        assert re.fullmatch(r"http://127.0.0.2:\d+/\?token=\S{22}", address)
-        assert get(address).status_code == 200
-
-
 # --- the page
-
-
-@pytest.fixture(scope="module")
-def browser():
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("the page is tried in Chromium: apt-get install chromium")
-    need("playwright")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
-        browser = playwright.chromium.launch(executable_path=program, args=options)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser):
-    """A page of 360 pixels, the width of a phone, which fails at requests to others and at errors of scripts."""
-    page = browser.new_page(viewport={"width": 360, "height": 640})
-    page.set_default_timeout(0)
-    seen: list[str] = []
-    page.on("request", lambda request: seen.append(request.url))
-    page.on("pageerror", lambda error: seen.append(f"error {error}"))
-    refused = "Failed to load resource"  # the page tells it too
-    page.on("console", lambda line: line.text.startswith(refused) or seen.append(line.text))
-    page.on("dialog", lambda dialog: seen.append(f"error {dialog.message}"))
-    yield page
-    wide = page.evaluate("document.documentElement.scrollWidth")
-    page.close()
-    assert [one for one in seen if not one.startswith(("http://127.0.0.1:", "data:"))] == []
-    assert wide <= 360
-
-
-def open_page(page, address: str) -> None:
-    """Open a page and wait until its first field has the focus."""
-    page.goto(address)
-    page.locator("#form :focus").wait_for()
 
 
 def bars_of(page) -> list[tuple[str, str]]:
@@ -382,6 +205,21 @@ def test_labels_are_shown_with_bars_and_hostile_ones_as_text(models, tmp_path, p
         assert page.locator("img, script").count() == 1  # its own
 
 
+@pytest.mark.parametrize(
+    ("texts", "label"), [(0, "Second text, for a model of pairs"), (1, None), (2, "Second text")]
+)
+def test_a_second_text_is_asked_for_where_the_model_may_take_pairs(texts, label, address_of, page):
+    address = address_of("text")
+    about = get(f"{address}api/about").json()
+    assert about["texts"] == 0  # of a model without its run
+    page.route("**/api/about", lambda route: route.fulfill(json=about | {"texts": texts}))
+    open_page(page, address)
+    labels = page.locator("#form label").all_text_contents()
+    assert labels == ["Text", *([label] if label else [])]
+    page.keyboard.type("the cat")
+    assert len(bars_of(page)) == 3
+
+
 @pytest.mark.parametrize(("name", "level"), [("several", None), ("text", 0.99)])
 def test_the_page_has_several_labels_or_none(name, level, models, page):
     with in_a_thread(models[name], none_below=level) as address:
@@ -426,86 +264,6 @@ def test_texts_are_ranked_by_similarity(address_of, page):
     page.get_by_label("Texts to compare with").fill("a dog sat on\nthe cat\nin france")
     best, *others = bars_of(page)
     assert best == ("the cat", "1.000") and len(others) == 2
-
-
-def test_an_index_is_searched_by_keyboard_and_a_document_opens_beside(found, page):
-    open_page(page, found)
-    page.get_by_label("words").check()  # the model is random
-    page.get_by_label("Search").focus()
-    page.keyboard.type("tea")
-    first = page.locator(".hit b").first
-    first.wait_for()
-    assert first.text_content() == "All about tea"
-    # One event, so that only the last answer has the mark: a later one would close the document.
-    page.keyboard.insert_text(" leaves")
-    page.locator(".hit mark", has_text="leaves").wait_for()  # as one types
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    page.locator("#document .here", has_text=TEA).wait_for()
-    shown = " ".join(page.locator("#document p").all_text_contents())
-    assert shown.split() == TEXTS["tea.txt"].split()
-    page.keyboard.press("Escape")
-    assert page.locator("#document").is_hidden()
-    assert page.locator(".hit:focus b").text_content() == "All about tea"
-    page.keyboard.press("ArrowUp")
-    assert page.locator("#question:focus").count() == 1
-    page.route("**/api/read", lambda route: route.fulfill(json={"hits": []}))
-    first.click()
-    page.locator("#document p", has_text="no longer has this passage: search again").wait_for()
-
-
-def test_the_switch_ranks_by_words_both_or_meaning(index, found, page):
-    open_page(page, found)
-    page.get_by_label("Search").fill("boats and leaves")
-    page.locator(".hit").first.wait_for()
-    for half in ("words", "meaning"):
-        with page.expect_response("**/api/search"):
-            page.get_by_label(half).check()
-        scores = [f"{hit.score:.2f}" for hit in open_index(index).ask("boats and leaves", 10, half)]
-        shown = page.locator(".hit .faint")
-        shown.last.get_by_text(scores[-1]).wait_for()
-        assert [text.rpartition(" ")[2] for text in shown.all_text_contents()] == scores
-
-
-def test_an_answer_of_a_pdf_shows_its_page(tmp_path, page):
-    pages = [lines("Sails", "A sail needs wind."), lines("Masts", "A mast of spruce is light.")]
-    (tmp_path / "boats.pdf").write_bytes(made_pdf(pages))
-    assert main(["search", "make", str(tmp_path / "my.index"), str(tmp_path / "boats.pdf")]) == 0
-    with in_a_thread(tmp_path / "my.index") as address:
-        open_page(page, address)
-        page.get_by_label("Search").fill("mast of spruce")
-        page.locator(".hit .faint", has_text="boats.pdf, page 2, score").wait_for()
-        about = get(f"{address}api/about").json() | {"has_new_vectors": True}
-        page.route("**/api/about", lambda route: route.fulfill(json=about))
-        open_page(page, address)
-        page.locator("#about", has_text="start bert serve again to use them").wait_for()
-
-
-@pytest.mark.parametrize("half", ["words", "both", "meaning"])
-def test_a_folder_alone_is_searched(half, index, found, page):
-    open_page(page, found)
-    page.get_by_label(half).check()
-    page.get_by_label("Folder").select_option("sea")
-    page.get_by_label("Search").fill("leaves of boats")
-    page.locator(".hit").first.wait_for()
-    assert page.locator(".hit b").all_text_contents() == ["Boats"]
-    asked = {"question": "leaves", "folder": "sea/", "half": None if half == "both" else half}
-    titles = [hit["title"] for hit in post(f"{found}api/search", json=asked).json()["hits"]]
-    assert titles == ([] if half == "words" else ["Boats"])
-
-
-def test_a_hostile_document_is_shown_as_text(found, page):
-    open_page(page, found)
-    page.get_by_label("Search").fill("swims alert dives")
-    hit = page.locator(".hit").first
-    text = hit.text_content()
-    assert "<b>dark/evil.txt" in text and "<img src=x onerror=alert(1)> title" in text
-    hit.click()
-    shown = "The <script>alert(2)</script> swims &amp; 😀 dives."
-    page.locator("#document", has_text=shown).wait_for()
-    marks = page.locator("#document .here mark").all_text_contents()
-    assert {"swims", "dives"} <= {*marks}  # after an emoji too
-    assert page.locator("img, script").count() == 1  # its own
 
 
 def test_a_server_that_fails_or_refuses_is_told_on_the_page(address_of, page):
