@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from support.threads import on_each_rank
 
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.parallel import devices
 from bert_cli.tasks.run import saving
@@ -49,38 +48,6 @@ def test_ranks_that_compute_differently_are_refused_on_all(name, values, kind, m
         assert [type(error) for error in errors] == [kind, kind]
         message = INSTEAD.format(name, values[1], values[0])
         assert all(message in str(error) for error in errors), errors[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "kind"),
-    [
-        ("keep_checkpoints", (3, 4), ConfigError),
-        ("validation_dir", (None, "held_out"), ConfigError),
-        ("validation_dir", ("/nodes/1/held_out", "/nodes/2/held_out"), None),
-        ("cluster", ({"rank": 0}, {"rank": 1}), None),
-    ],
-)
-def test_ranks_with_other_settings_are_refused_on_all_before_a_state_is_loaded(
-    name, values, kind, monkeypatch
-):
-    for step in ("_check_same_kind", "_check_same_weights", "load_start"):
-        monkeypatch.setattr(saving, step, lambda *_: "")
-
-    def check(group):
-        job = SimpleNamespace(
-            order=PretrainSettings.model_construct(dry_run=True),
-            record={"seed": 1, name: values[group.rank]},
-            fixed={"seed": 1},
-            task=SimpleNamespace(fingerprint="", unlabelled={}),
-        )
-        engine = SimpleNamespace(group=group)
-        saving.load_state(
-            SimpleNamespace(job=job, engine=engine, state=SimpleNamespace(step=0)), None
-        )
-
-    errors = on_each_rank(check)
-    assert [error and type(error) for error in errors] == [kind, kind]
-    assert kind is None or all("rank 1: was started with other" in str(e) for e in errors)
 
 
 def test_results_depend_on_versions_and_on_instructions_that_sums_use(monkeypatch, tmp_path):
