@@ -179,6 +179,7 @@ def test_each_process_has_its_own_gpus_or_else_cores(monkeypatch, capsys):
         else:
             assert not cores[0] & cores[1]
             assert len(cores[0]) == len(cores[1]) == len(available) // 2
+    assert len(cores_of(0, len(available))) == 1 and not capsys.readouterr().err
     many = len(available) + 1
     assert cores_of(0, many) == []
     assert f"{many} processes use the same {len(available)} cores" in capsys.readouterr().err

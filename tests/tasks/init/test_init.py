@@ -146,7 +146,7 @@ def test_paragraphs_that_may_not_be_documents_are_warned_of(at_home, capsys):
 
 
 def test_the_sentence_names_its_subject_and_questions_are_whole_or_titles():
-    lines = ["A title.", "It has a sentence that is long enough to be shown.", "One.", "Two. End."]
+    lines = ["A title.", "One.", "It has a sentence that is long enough to be shown.", "Two. End."]
     document = [*lines, "The bridge was built in a year of which nothing is known."]
 
     def questions(*more):

@@ -44,13 +44,16 @@ def test_the_bits_per_byte_of_a_model_without_preference_are_those_of_its_vocabu
     assert (sample.columns[:, 1] > tokens).all()
 
 
-def test_two_models_fill_the_same_masks_and_equal_models_do_not_differ(tmp_path):
+def test_two_models_fill_the_same_masks_and_equal_models_do_not_differ(tmp_path, monkeypatch):
     folders = (write_model(tmp_path / str(seed), seed=seed) for seed in (1, 2))
     first, second = (models.find_source(str(folder)) for folder in folders)
     scored = [verdict.bits_per_byte(source, TEXTS, 64) for source in (first, first, second)]
     assert difference([scored[0]], [scored[1]])[:3] == (0.0, 0.0, 0.0)
     assert np.array_equal(scored[0].columns[:, 1], scored[2].columns[:, 1])
     assert not np.array_equal(scored[0].columns[:, 0], scored[2].columns[:, 0])
+    monkeypatch.setattr(verdict, "AT_ONCE", 1)
+    one_by_one = verdict.bits_per_byte(first, TEXTS, 64)
+    np.testing.assert_allclose(one_by_one.columns, scored[0].columns, rtol=1e-5)
 
 
 def test_frequencies_of_seen_tokens_fill_the_masks_instead_of_a_model(tmp_path):

@@ -150,9 +150,12 @@ def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home, ca
     usual = {"dataset_dir": str(home / "one"), "bert_config": {"vocab_size": size}}
     for changes in ({"masking": {"unit": "word"}}, {"max_sequences_per_pack": 3}):
         settings = settings_of(**usual, validation_dir=str(home / "static"), **changes)
-        assert corpora.open_stream(settings)[0]["input_ids"].shape[:2] == (2, 4)
+        batch = corpora.open_stream(settings)[0]
+        assert batch["input_ids"].shape[:2] == (2, 4)
+        assert ("next_sentence_positions" in batch) == ("max_sequences_per_pack" in changes)
         held_out = corpora.open_held_out(settings, "validation_dir", corpora.RecordFolder)
-        assert held_out.rows(range(9))["input_ids"].shape == (9, 48)
+        rows = held_out.rows(range(9))
+        assert rows["input_ids"].shape == (9, 48) and "next_sentence_positions" not in rows
     both = [{"path": str(home / "one")}, {"path": str(home / "static")}]
     mixed = settings_of(**usual | {"dataset_dir": both}, masking={"unit": "word"})
     assert corpora.open_stream(mixed)[0]["input_ids"].shape == (2, 4, 48)
