@@ -78,7 +78,6 @@ def run_steps(settings: dict[str, Any]) -> dict[str, Any]:
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.planning.plan import make_plan
-    from bert_cli.planning.workload import workload_of
     from bert_cli.tasks.look.machine import resident_bytes
     from bert_cli.tasks.run import build, corpora
     from bert_cli.tasks.run.resolve import open_mesh
@@ -86,12 +85,11 @@ def run_steps(settings: dict[str, Any]) -> dict[str, Any]:
     steps = settings.pop("steps", 3)
     run = PretrainSettings.model_validate(settings)
     processes = find_processes(os.environ)
-    work = workload_of(run)
-    mesh = open_mesh(work, processes)
+    mesh = open_mesh(run, processes)
     tf.linalg.matmul(tf.ones([256, 256]), tf.ones([256, 256]))
     before = resident_bytes()[0]
-    plan = make_plan(work, None)
-    parts: Any = build.build_run(work, mesh, plan)
+    plan = make_plan(run, None)
+    parts: Any = build.build_run(run, mesh, plan)
     engine, state, step = parts
     stream = corpora.open_stream(run, processes.rank, processes.count)
     engine.compile(stream.first_micro_batches(len(mesh.devices)))
@@ -201,7 +199,7 @@ def seconds_of_independent(settings: dict[str, Any]) -> float:
 
 
 def processes() -> None:
-    """Two processes compared with one process, with the same work per process."""
+    """Two processes compared with one process, with the same run per process."""
     for micro_batches in (8, 32):
         # Enough steps that both processes measure at the same time, although one starts later.
         steps = {"steps": 128 // micro_batches}

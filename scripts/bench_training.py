@@ -66,7 +66,6 @@ def build_ours(options: argparse.Namespace) -> Any:
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.parallel.cluster import find_processes
     from bert_cli.planning.plan import make_plan
-    from bert_cli.planning.workload import workload_of
     from bert_cli.tasks.run import build, corpora
     from bert_cli.tasks.run.resolve import open_mesh
 
@@ -87,10 +86,9 @@ def build_ours(options: argparse.Namespace) -> Any:
             "total_num_train_samples": 10**6,
         }
     )
-    work = workload_of(settings)
-    mesh = open_mesh(work, find_processes(os.environ))
-    plan = make_plan(work, None)
-    engine, _, _ = build.build_run(work, mesh, plan)
+    mesh = open_mesh(settings, find_processes(os.environ))
+    plan = make_plan(settings, None)
+    engine, _, _ = build.build_run(settings, mesh, plan)
     return engine, corpora.open_stream(settings)[0]
 
 

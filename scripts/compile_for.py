@@ -43,7 +43,6 @@ from bert_cli.parallel.jax.mesh import AXES
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.parse.load import load
 from bert_cli.planning.layout import fullest
-from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.tasks.run import corpora
 from bert_cli.tasks.run.build import model_of
 from bert_cli.tasks.run.finetune import synthetic_examples
@@ -101,27 +100,27 @@ def described_devices(target: str) -> tuple[str, list[Any]]:
     return "TPU", topologies.get_topology_desc(target, "tpu", chips_per_host_bounds=bounds).devices
 
 
-def engine_of(work: Workload, kind: str, devices: list[Any]) -> AheadOfTimeEngine:
+def engine_of(order: TrainSettings, kind: str, devices: list[Any]) -> AheadOfTimeEngine:
     """Return the engine of the work on described devices; its weights take no memory."""
-    layout = layout_of(work)
+    layout = layout_of(order)
     names = tuple((f"jax:{kind}:{replica}",) for replica in range(layout.replicas))
     shape = layout.replicas, *layout.tensor_shape
     grid = Grid(np.array(devices[: math.prod(shape)]).reshape(shape), AXES)
-    model = model_of(work, 2)
+    model = model_of(order, 2)
     blocks: dict[str, Any] = {}
     build: Any = partial(cast(Any, model.blocks), seed=None)  # without initial values
     jax.eval_shape(lambda: blocks.update(build()))  # Keras' variables become shapes
     return AheadOfTimeEngine(blocks, Mesh(layout, names, "", Processes(())), grid, model)
 
 
-def micro_batch_of(order: Any, work: Workload) -> Any:
+def micro_batch_of(order: Any) -> Any:
     """Return synthetic examples [1, B, ...] in the shape of a run's."""
-    size = work.batch.micro_batch_size
+    size = order.global_batch.micro_batch_size
     batching = Batching(size, size)
     if isinstance(order, PretrainSettings):
         return corpora.synthetic(order, batching).first_micro_batches(1)
-    features = synthetic_examples(work, size, 2)
-    return FeatureReader(features, batching, work.seed, work.max_seq_length)[0]
+    features = synthetic_examples(order, size, 2)
+    return FeatureReader(features, batching, order.seed, order.max_seq_length)[0]
 
 
 def main(target: str, *words: str) -> None:
@@ -132,18 +131,17 @@ def main(target: str, *words: str) -> None:
     flags += ["--parallel.pipeline-stages", "null", "--parallel.pipeline-device-mapping", "null"]
     order, _ = load(COMMANDS[command].settings_class(), flags, command)
     assert isinstance(order, TrainSettings)
-    work = workload_of(order)
-    runtime("jax").configure_runtime(work.precision, work.deterministic)
+    runtime("jax").configure_runtime(order.precision, order.deterministic)
     began = time.monotonic()
-    engine = engine_of(work, *described_devices(target))
-    compiled = engine.lowered(micro_batch_of(order, work)).compile()
+    engine = engine_of(order, *described_devices(target))
+    compiled = engine.lowered(micro_batch_of(order, order)).compile()
     memory = compiled.memory_analysis()
     names = ("argument", "output", "temp", "generated_code")
     sizes = {name: getattr(memory, f"{name}_size_in_bytes") for name in names}
     needed = sum(sizes.values()) - memory.alias_size_in_bytes
     print(f"compiled in {time.monotonic() - began:.0f} s")
     print(f"a device needs {needed / 1e9:.3f} GB: {sizes}, aliases {memory.alias_size_in_bytes}")
-    print(f"bert plan says {fullest(work)[1].total / 1e9:.3f} GB")
+    print(f"bert plan says {fullest(order)[1].total / 1e9:.3f} GB")
     if (moved := (compiled.cost_analysis() or {}).get("bytes accessed")) is not None:
         print(f"a device moves {moved / 1e9:.3f} GB in a step")
 

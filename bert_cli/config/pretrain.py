@@ -74,6 +74,16 @@ class PretrainSettings(TrainSettings):
         return packed_predictions(*sizes, self.masking.highest_probability)
 
     @property
+    def sequences(self) -> int:
+        """Return the maximum number of sequences of an example."""
+        return self.max_sequences_per_pack
+
+    @property
+    def unit_scaling(self) -> str | None:
+        """Return the setting `scaling`."""
+        return self.scaling
+
+    @property
     def mask_probabilities(self) -> tuple[float, float] | None:
         """Return the fractions of tokens that the first and the last step mask, if they differ."""
         first = self.masking.start_probability

@@ -7,7 +7,7 @@ The keys are those of Graphcore's BERT example.
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ from bert_cli.facts.architectures import ARCHITECTURES, ModelShape
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import Head
 from bert_cli.facts.optimizers import OPTIMIZERS
+from bert_cli.facts.products import BatchShape
 from bert_cli.settings.markers import Engine, Fixed, PathOrName, Usual
 from bert_cli.settings.settings import (
     Devices,
@@ -266,6 +267,42 @@ class TrainSettings(Settings):
         return self.SAVES and not self.dry_run
 
     @property
+    def masked(self) -> int:
+        """Return the maximum number of masked positions of an example; 0 where the head reads every position."""
+        return 0
+
+    @property
+    def sequences(self) -> int:
+        """Return the maximum number of sequences of an example."""
+        return 1
+
+    @property
+    def mask_probabilities(self) -> tuple[float, float] | None:
+        """Return the fractions of tokens that the first and the last step mask, if they differ."""
+        return None
+
+    @property
+    def unit_scaling(self) -> str | None:
+        """Return `unit` for Unit Scaling, by which weights and activations have factors."""
+        return None
+
+    @property
+    def shape(self) -> BatchShape:
+        """Return the shape of a micro-batch."""
+        size = self.global_batch.micro_batch_size
+        return BatchShape(size, self.max_seq_length, self.masked, self.sequences)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the layout or the micro-batch is left to the devices."""
+        return self.parallel.layout == "auto" or self.global_batch.examples_per_step is not None
+
+    def with_batch(self, **changes: int | None) -> Self:
+        """Return the order with other numbers of the batch, which are not checked again."""
+        batch = self.global_batch.model_copy(update=changes)
+        return self.model_copy(update={"global_batch": batch})
+
+    @property
     def texts_per_example(self) -> int:
         """Return the number of texts of an example that go through the model as separate sequences."""
         return 1
@@ -305,6 +342,10 @@ class TrainSettings(Settings):
                 f"lists {', '.join(short(listed))}; the model has {', '.join(short(expected))}"
             )
             raise SettingError("parallel.pipeline_stages", problem, "list its blocks in this order")
+
+
+Order = TypeVar("Order", bound=TrainSettings)
+"""The settings of a run, which planning completes."""
 
 
 def short(blocks: Sequence[str]) -> list[str]:

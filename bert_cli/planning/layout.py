@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 
-from bert_cli.config.training import GlobalBatch, short
+from bert_cli.config.training import GlobalBatch, Order, TrainSettings, short
 from bert_cli.errors import ConfigError
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.planning.flops import forward_flops
@@ -22,7 +22,6 @@ from bert_cli.planning.memory import (
     stages_of,
     weights_of,
 )
-from bert_cli.planning.workload import Workload
 from bert_cli.processes import cpu_count
 from bert_cli.text import count, format_bytes
 
@@ -38,11 +37,11 @@ CPU_POSITIONS = 4096
 AUTO = "pass --parallel.layout auto to choose a layout that fits, with the same results"
 
 
-def flops_of(work: Workload) -> dict[str, float]:
+def flops_of(order: TrainSettings) -> dict[str, float]:
     """Return the floating-point operations of each block for one forward of a micro-batch."""
-    config = work.model
+    config = order.bert_config
     width = config.hidden_size
-    shape = work.shape
+    shape = order.shape
     positions = shape.examples * shape.positions
     flops = {
         "emb": 10.0 * positions * width,  # element by element
@@ -66,49 +65,49 @@ def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -
     return max(0.0, 1.0 - micro_batches * sum(times) / (len(busy) * step))
 
 
-def idle(work: Workload) -> float:
+def idle(order: TrainSettings) -> float:
     """Return the bubble of a layout."""
-    flops = flops_of(work)
-    stages, mapping = stages_of(work)
+    flops = flops_of(order)
+    stages, mapping = stages_of(order)
     times = [sum(flops[block] for block in stage) for stage in stages]
-    return bubble(times, mapping, work.batch.grad_acc_steps_per_replica)
+    return bubble(times, mapping, order.global_batch.grad_acc_steps_per_replica)
 
 
-def parameters(work: Workload) -> int:
+def parameters(order: TrainSettings) -> int:
     """Return the number of weights of the model."""
-    elements = weights_of(work.model)
-    (stages, _) = stages_of(work)
+    elements = weights_of(order.bert_config)
+    (stages, _) = stages_of(order)
     return elements["final_norm"] + sum(elements[block] for stage in stages for block in stage)
 
 
-def reduced_bytes(work: Workload) -> int:
+def reduced_bytes(order: TrainSettings) -> int:
     """Return the bytes of the gradients that several replicas add up in a step."""
-    return 4 * parameters(work)
+    return 4 * parameters(order)
 
 
-def fullest(work: Workload) -> tuple[int, Estimate]:
+def fullest(order: TrainSettings) -> tuple[int, Estimate]:
     """Return the device with the highest estimate, and the estimate."""
-    return max(enumerate(estimate(work)), key=lambda pair: pair[1].total)
+    return max(enumerate(estimate(order)), key=lambda pair: pair[1].total)
 
 
-def fits(work: Workload, memory: int) -> bool:
+def fits(order: TrainSettings, memory: int) -> bool:
     """Return whether the layout fits on devices with this memory."""
-    return fullest(work)[1].total <= USABLE * memory
+    return fullest(order)[1].total <= USABLE * memory
 
 
-def propose(work: Workload, devices: int, memory: int, processes: int = 1) -> Workload:
-    """Return the work with the fitting layout of the fewest devices per replica, then the most replicas.
+def propose(order: Order, devices: int, memory: int, processes: int = 1) -> Order:
+    """Return the order with the fitting layout of the fewest devices per replica, then the most replicas.
 
     `memory` is the memory of one device in bytes. The micro-batches of a step stay the same; all devices of a
     replica are in one process. Raises ConfigError, with the smallest sufficient memory, when no layout fits.
     """
-    shapes = _shapes(work, devices, processes)
+    shapes = _shapes(order, devices, processes)
     for shape in shapes:
-        laid = _laid_out(work, shape, USABLE * memory)
+        laid = _laid_out(order, shape, USABLE * memory)
         if fits(laid, memory):
             return laid
-    least = min(fullest(_laid_out(work, shape, 0.0))[1].total for shape in shapes)
-    offload = "optimizer-state-offload" if work.engine == "tensorflow" else "shard-weights"
+    least = min(fullest(_laid_out(order, shape, 0.0))[1].total for shape in shapes)
+    offload = "optimizer-state-offload" if order.engine == "tensorflow" else "shard-weights"
     raise ConfigError(
         f"parallel.layout ({count(devices, 'device')} of {format_bytes(memory)})",
         f"no layout fits: the run needs {format_bytes(least / USABLE)} on each device, with {1 - USABLE:.0%} left free",
@@ -139,60 +138,60 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
     raise ConfigError(where, f"cannot be divided among {processes} processes", remedy)
 
 
-def choose(work: Workload, kind: str, devices: int, memory: int, processes: int = 1) -> Workload:
-    """Return the work with a layout and a micro-batch, if it leaves them open; `kind` is CPU, GPU or TPU.
+def choose(order: Order, kind: str, devices: int, memory: int, processes: int = 1) -> Order:
+    """Return the order with a layout and a micro-batch, if it leaves them open; `kind` is CPU, GPU or TPU.
 
     The layout is chosen for the smallest micro-batch. Raises ConfigError when no layout fits.
     """
-    is_auto = work.parallel.layout == "auto"
-    laid = propose(work, devices, memory, processes) if is_auto else work
-    if laid.batch.examples_per_step is None:
+    is_auto = order.parallel.layout == "auto"
+    laid = propose(order, devices, memory, processes) if is_auto else order
+    if laid.global_batch.examples_per_step is None:
         return laid
     return _larger(laid, kind, memory) or with_micro_batch(laid, 1)
 
 
-def with_micro_batch(work: Workload, size: int) -> Workload:
-    """Return the work with this micro-batch and the same examples per step."""
-    batch = work.batch
+def with_micro_batch(order: Order, size: int) -> Order:
+    """Return the order with this micro-batch and the same examples per step."""
+    batch = order.global_batch
     each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
     changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": each // size}
-    return work.with_batch(**changes, examples_per_step=None)
+    return order.with_batch(**changes, examples_per_step=None)
 
 
-def _larger(work: Workload, kind: str, memory: int) -> Workload | None:
-    """Return the work with the largest micro-batch that fits, at least twice as large and at least as fast.
+def _larger(order: Order, kind: str, memory: int) -> Order | None:
+    """Return the order with the largest micro-batch that fits, at least twice as large and at least as fast.
 
     The devices of a pipeline may be idle for a fraction MORE_IDLE longer.
     """
-    batch = work.batch
-    allowed = idle(work) + MORE_IDLE
+    batch = order.global_batch
+    allowed = idle(order) + MORE_IDLE
     each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
-    limit = min(each, CPU_POSITIONS // work.max_seq_length) if kind == "CPU" else each
+    limit = min(each, CPU_POSITIONS // order.max_seq_length) if kind == "CPU" else each
     for size in range(limit, 2 * batch.micro_batch_size - 1, -1):
         if each % size == 0:
-            larger = with_micro_batch(work, size)
+            larger = with_micro_batch(order, size)
             if fits(larger, memory) and idle(larger) <= allowed:
                 return larger
     return None
 
 
-def idle_memory(work: Workload, kind: str, memory: int) -> list[str]:
+def idle_memory(order: TrainSettings, kind: str, memory: int) -> list[str]:
     """Return a line about memory that a larger micro-batch of the same step would use, if one fits."""
-    larger = _larger(work, kind, memory)
+    larger = _larger(order, kind, memory)
     if larger is None:
         return []
-    number = larger.batch.micro_batch_size
-    steps = larger.batch.grad_acc_steps_per_replica
+    number = larger.global_batch.micro_batch_size
+    steps = larger.global_batch.grad_acc_steps_per_replica
     flags = f"--global-batch.micro-batch-size {number} --global-batch.grad-acc-steps-per-replica {steps}"
     return [
-        f"memory: {format_bytes(fullest(work)[1].total)} of {format_bytes(memory)}; "
+        f"memory: {format_bytes(fullest(order)[1].total)} of {format_bytes(memory)}; "
         f"micro-batch {number} would fit, with the same batch ({flags})"
     ]
 
 
-def _shapes(work: Workload, devices: int, processes: int) -> list[Shape]:
-    batch = work.batch
-    parallel = work.parallel
+def _shapes(order: TrainSettings, devices: int, processes: int) -> list[Shape]:
+    batch = order.global_batch
+    parallel = order.parallel
     process_devices = devices // processes
     micro_batches = batch.replicas * batch.grad_acc_steps_per_replica
     tensor_devices = math.prod(parallel.tensor_shape)
@@ -202,8 +201,8 @@ def _shapes(work: Workload, devices: int, processes: int) -> list[Shape]:
         remedy = f"start at most {devices // tensor_devices}"
         raise ConfigError(f"devices ({devices})", problem, remedy)
     check_processes(batch, processes, is_auto=True)
-    limit = work.model.num_hidden_layers + 1
-    is_jax = work.engine == "jax"
+    limit = order.bert_config.num_hidden_layers + 1
+    is_jax = order.engine == "jax"
     sizes = [tensor_devices] if is_jax else range(1, min(process_devices, limit) + 1)
     replicas = process_devices // sizes[0]
     divisors = [n for n in range(1, replicas + 1) if micro_batches % (processes * n) == 0]
@@ -211,31 +210,33 @@ def _shapes(work: Workload, devices: int, processes: int) -> list[Shape]:
     return [(processes * number, size) for number, size in zip(counts, sizes, strict=True)]
 
 
-def _laid_out(work: Workload, shape: Shape, memory: float) -> Workload:
+def _laid_out(order: Order, shape: Shape, memory: float) -> Order:
     (replicas, devices) = shape
-    batch = work.batch
+    batch = order.global_batch
     accumulation = batch.replicas * batch.grad_acc_steps_per_replica // replicas
-    laid = work.with_batch(replicas=replicas, grad_acc_steps_per_replica=accumulation)
-    mapping = [0] if devices == 1 or work.engine == "jax" else [*range(devices), 0]
+    laid = order.with_batch(replicas=replicas, grad_acc_steps_per_replica=accumulation)
+    mapping = [0] if devices == 1 or order.engine == "jax" else [*range(devices), 0]
     stages = {"pipeline_stages": _divide(laid, mapping, memory), "pipeline_device_mapping": mapping}
-    return laid._replace(parallel=work.parallel.model_copy(update={"layout": "given", **stages}))
+    return laid.model_copy(
+        update={"parallel": order.parallel.model_copy(update={"layout": "given", **stages})}
+    )
 
 
-def _divide(work: Workload, mapping: Sequence[int], memory: float) -> list[list[str]]:
+def _divide(order: TrainSettings, mapping: Sequence[int], memory: float) -> list[list[str]]:
     """Return the blocks of each stage: each layer goes to the least busy device with enough memory.
 
     The first and the last stage are on device 0, because they share the token embedding. If no device has
     enough memory, the layer goes to the device that is the least full with it.
     """
-    flops = flops_of(work)
+    flops = flops_of(order)
     # Device 0 needs no layer besides the ends of the model; the stages between have at least one.
     layers = [0, *[1] * (len(mapping) - 2), 0][: len(mapping)]
-    for _ in range(work.model.num_hidden_layers - sum(layers)):
+    for _ in range(order.bert_config.num_hidden_layers - sum(layers)):
         choices = []
         for number, device in enumerate(mapping):
             more = [n + (stage == number) for stage, n in enumerate(layers)]
-            stages = laid_stages(more, work.head.last_blocks)
-            full = on_device(work, stages, mapping, device).total
+            stages = laid_stages(more, order.head.last_blocks)
+            full = on_device(order, stages, mapping, device).total
             numbers = [n for n, on in enumerate(mapping) if on == device]
             busy = sum(flops[block] for n in numbers for block in stages[n])
             # Among equal devices the later device, which has fewer micro-batches in flight.
@@ -243,21 +244,21 @@ def _divide(work: Workload, mapping: Sequence[int], memory: float) -> list[list[
             choices.append((*key, -number))
         *_, later = min(choices)
         layers[-later] += 1
-    return laid_stages(layers, work.head.last_blocks)
+    return laid_stages(layers, order.head.last_blocks)
 
 
 # --- text
 
 
-def describe_layout(work: Workload) -> list[str]:
+def describe_layout(order: TrainSettings) -> list[str]:
     """Return the layout as text, with a line for each setting that has no effect in it."""
-    batch = work.batch
-    parallel = work.parallel
-    stages, mapping = stages_of(work)
+    batch = order.global_batch
+    parallel = order.parallel
+    stages, mapping = stages_of(order)
     again = "recomputes each layer" if parallel.recompute else "no recomputation"
     lines = [
-        f"layout: {shape(work).replace(' of ', ' x ')}, {again}, about "
-        f"{format_bytes(fullest(work)[1].total)} on the fullest device"
+        f"layout: {shape(order).replace(' of ', ' x ')}, {again}, about "
+        f"{format_bytes(fullest(order)[1].total)} on the fullest device"
     ]
     if len(stages) > 1:
         devices = range(max(mapping) + 1)
@@ -267,10 +268,10 @@ def describe_layout(work: Workload) -> list[str]:
             name = f"devices {first} to {rest[-1]}" if rest else f"device {first}"
             words.append(f"{name}: {blocks}")
         lines.append("; ".join(words))
-        lines.append(f"devices are idle for {idle(work):.1%} of a step")
+        lines.append(f"devices are idle for {idle(order):.1%} of a step")
     if batch.replicas > 1:
         often = "micro-batch" if parallel.shard_weights else "step"
-        sums = f"{format_bytes(reduced_bytes(work))} of gradients with the others once a {often}"
+        sums = f"{format_bytes(reduced_bytes(order))} of gradients with the others once a {often}"
         return [*lines, f"each replica adds up {sums}"]
     for name in ("replicated_tensor_sharding", "shard_weights"):
         if getattr(parallel, name):
@@ -283,14 +284,14 @@ def simulated(devices: int) -> str:
     return f"{devices} devices are simulated on the CPU, and share its {count(cpu_count(), 'core')}"
 
 
-def shape(work: Workload) -> str:
+def shape(order: TrainSettings) -> str:
     """Return the replicas, the devices per replica and the sharding of weights as text."""
-    each = count(len(estimate(work)), "device")
-    if math.prod(work.parallel.tensor_shape) > 1:
+    each = count(len(estimate(order)), "device")
+    if math.prod(order.parallel.tensor_shape) > 1:
         each += " in tensor parallelism"
-    if work.parallel.shard_weights:
+    if order.parallel.shard_weights:
         each += ", sharded weights"
-    return f"{count(work.batch.replicas, 'replica')} of {each}"
+    return f"{count(order.global_batch.replicas, 'replica')} of {each}"
 
 
 def blocks_on(stages: Stages, mapping: Sequence[int], device: int) -> str:

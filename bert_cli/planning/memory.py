@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bert_cli.config.training import TrainSettings
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.optimizers import MOMENT_BYTES
-from bert_cli.planning.workload import Workload
 
 Stages = Sequence[Sequence[str]]
 
@@ -58,11 +58,11 @@ def weights_of(config: BertConfig) -> dict[str, int]:
     }
 
 
-def stages_of(work: Workload) -> tuple[list[list[str]], list[int]]:
+def stages_of(order: TrainSettings) -> tuple[list[list[str]], list[int]]:
     """Return the blocks of each stage, and its device; one stage without stages or with layout `auto`."""
-    parallel = work.parallel
+    parallel = order.parallel
     if parallel.pipeline_stages is None or parallel.layout == "auto":
-        return laid_stages([work.model.num_hidden_layers], work.head.last_blocks), [0]
+        return laid_stages([order.bert_config.num_hidden_layers], order.head.last_blocks), [0]
     return parallel.pipeline_stages, parallel.pipeline_device_mapping or [0]
 
 
@@ -77,49 +77,51 @@ def laid_stages(layers: Sequence[int], last_blocks: Sequence[str]) -> list[list[
 # --- estimate
 
 
-def estimate(work: Workload) -> list[Estimate]:
+def estimate(order: TrainSettings) -> list[Estimate]:
     """Return the estimate of each device of a replica."""
-    stages, mapping = stages_of(work)
-    devices = [on_device(work, stages, mapping, device) for device in range(max(mapping) + 1)]
+    stages, mapping = stages_of(order)
+    devices = [on_device(order, stages, mapping, device) for device in range(max(mapping) + 1)]
     # Devices of `tensor` are equal.
-    return devices * math.prod(work.parallel.tensor_shape)
+    return devices * math.prod(order.parallel.tensor_shape)
 
 
-def on_device(work: Workload, stages: Stages, mapping: Sequence[int], device: int) -> Estimate:
+def on_device(
+    order: TrainSettings, stages: Stages, mapping: Sequence[int], device: int
+) -> Estimate:
     """Return the estimate of one device for these stages instead of the settings' stages."""
-    config = work.model
-    parallel = work.parallel
+    config = order.bert_config
+    parallel = order.parallel
     numbers = [number for number, on in enumerate(mapping) if on == device]
     blocks = [block for number in numbers for block in stages[number]]
     first, second = parallel.tensor_shape
     elements = weights_of(config)
     weights = sum(elements[name] for name in blocks) // (first * second)
-    is_divisible = config.hidden_size % work.batch.replicas == 0 and second == 1
-    shards = work.batch.replicas if work.engine == "tensorflow" or is_divisible else 1
+    is_divisible = config.hidden_size % order.global_batch.replicas == 0 and second == 1
+    shards = order.global_batch.replicas if order.engine == "tensorflow" or is_divisible else 1
     shard = math.ceil(weights / shards)
     stored = shard if parallel.shard_weights else weights
     updated = shard if parallel.replicated_tensor_sharding else stored
-    if parallel.replicated_tensor_sharding and work.engine == "tensorflow":
+    if parallel.replicated_tensor_sharding and order.engine == "tensorflow":
         # A replica has the moments of complete weights, so at least those of the largest.
         largest = max(config.intermediate_size, config.vocab_size if "emb" in blocks else 0)
         updated = max(shard, config.hidden_size * largest)
     tables = sum("emb" in stages[n] or _reads_word_table(config, stages[n]) for n in numbers)
     accumulated = stored + max(0, tables - 1) * config.vocab_size * config.hidden_size
-    masked = work.batch.micro_batch_size * work.masked * _reads_word_table(config, blocks)
+    masked = order.global_batch.micro_batch_size * order.masked * _reads_word_table(config, blocks)
     logits = FLOAT32 * masked * config.vocab_size // first
-    size = COMPUTE_BYTES[work.precision]
-    micro_batches = work.batch.grad_acc_steps_per_replica
+    size = COMPUTE_BYTES[order.precision]
+    micro_batches = order.global_batch.grad_acc_steps_per_replica
     layers = sum(min(micro_batches, len(stages) - n) * stages[n].count("hid") for n in numbers)
-    layer = saved_by_layer(work) // (first * second)
+    layer = saved_by_layer(order) // (first * second)
     if parallel.recompute:
         # The layer in its backward pass also has its gradients.
-        inputs = layers * size * _positions(work) * config.hidden_size // second
+        inputs = layers * size * _positions(order) * config.hidden_size // second
         activations = inputs + 2 * layer
     else:
-        copies = size * weights if work.precision.startswith("mixed") else 0
+        copies = size * weights if order.precision.startswith("mixed") else 0
         activations = layers * layer + copies
     return Estimate(
-        weights=WEIGHT_BYTES[work.precision] * stored,
+        weights=WEIGHT_BYTES[order.precision] * stored,
         accumulators=FLOAT32 * accumulated,
         moments=0 if parallel.optimizer_state_offload else MOMENT_BYTES * updated,
         activations=activations,
@@ -133,28 +135,28 @@ def _reads_word_table(config: BertConfig, blocks: Sequence[str]) -> bool:
     return any(block.reads_word_table for name, block in last_blocks if name in blocks)
 
 
-def _positions(work: Workload) -> int:
+def _positions(order: TrainSettings) -> int:
     """Return the positions of a micro-batch."""
-    return work.batch.micro_batch_size * work.texts_per_example * work.max_seq_length
+    return order.global_batch.micro_batch_size * order.texts_per_example * order.max_seq_length
 
 
-def saved_by_layer(work: Workload) -> int:
+def saved_by_layer(order: TrainSettings) -> int:
     """Return the bytes that the backward pass of a layer reads, for one micro-batch."""
-    config = work.model
-    rows = _positions(work)
-    size = COMPUTE_BYTES[work.precision]
+    config = order.bert_config
+    rows = _positions(order)
+    size = COMPUTE_BYTES[order.precision]
     operands = 3 * rows * config.hidden_size  # queries, keys and values
     for product in config.products(rows):
         operands += rows * product.inputs * product.has_own_input
         operands += rows * product.outputs * (product.is_activated + product.is_gate)
     # LayerNorms and residuals are float32, and a LayerNorm saves its input and the result.
     norms = 2 * FLOAT32 * config.LAYER_NORMS * rows * config.hidden_size
-    keys = config.keys_saved(work.max_seq_length, work.engine)
+    keys = config.keys_saved(order.max_seq_length, order.engine)
     scores = rows * config.num_attention_heads * keys // config.num_hidden_layers
     # With dropout the probabilities are saved before and after it, and a mask of bytes.
     each = 2 * size + 1 if config.attention_probs_dropout_prob else size
     saved = size * operands + norms + each * scores
     is_small = rows * config.hidden_size <= COMPILED_CHAIN_ELEMENTS
-    if work.engine == "tensorflow" and (is_small or work.compile == "nothing"):
+    if order.engine == "tensorflow" and (is_small or order.compile == "nothing"):
         return UNCOMPILED * saved
     return saved

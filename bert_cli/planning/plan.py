@@ -8,9 +8,8 @@ import zlib
 from bisect import bisect_right
 from dataclasses import astuple, dataclass
 
-from bert_cli.config.training import GlobalBatch
+from bert_cli.config.training import GlobalBatch, TrainSettings
 from bert_cli.errors import ConfigError
-from bert_cli.planning.workload import Workload
 from bert_cli.text import count
 
 MOST_EXAMPLES = 1 << 53  # above, a number of examples is not exact in float64
@@ -104,7 +103,7 @@ class Plan:
 
 
 def make_plan(
-    work: Workload, corpus_examples: int | None, sequences_per_example: float = 1.0
+    order: TrainSettings, corpus_examples: int | None, sequences_per_example: float = 1.0
 ) -> Plan:
     """Return the plan of a run on a corpus of this size (None: synthetic examples), rounded up to full steps.
 
@@ -113,23 +112,23 @@ def make_plan(
     the run is unknown.
     """
     epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
-    batch = work.batch
-    where = f"num_epochs ({work.epochs or 0:g})"
-    if work.samples is not None:
-        samples = work.samples
-    elif work.epochs is None:
+    batch = order.global_batch
+    where = f"num_epochs ({order.num_epochs or 0:g})"
+    if order.total_num_train_samples is not None:
+        samples = order.total_num_train_samples
+    elif order.num_epochs is None:
         remedy = "set --num-epochs, passes over the records, or --total-num-train-samples"
         problem = "is not set, and neither is total_num_train_samples"
         raise ConfigError("num_epochs", problem, remedy)
     elif epoch is None:
         problem = "has no effect on synthetic examples, which have no epochs"
         raise ConfigError(where, problem, "set --total-num-train-samples")
-    elif work.epochs * epoch > MOST_EXAMPLES:
+    elif order.num_epochs * epoch > MOST_EXAMPLES:
         raise ConfigError(where, "makes a run without end", "lower it")
     else:
-        samples = max(1, round(work.epochs * epoch))
+        samples = max(1, round(order.num_epochs * epoch))
     segments, total_steps = _segments(batch, samples, sequences_per_example)
-    rate = work.optimizer.learning_rate
+    rate = order.optimizer_opts.learning_rate
     scale = 1.0
     if rate.reference_batch_size is not None:
         scale = batch.examples * sequences_per_example / rate.reference_batch_size
@@ -148,7 +147,7 @@ def make_plan(
         rate_follows_batch=rate.reference_batch_size is not None,
         segments=segments,
         decay_step=decay_step,
-        mask_probabilities=work.mask_probabilities,
+        mask_probabilities=order.mask_probabilities,
     )
 
 

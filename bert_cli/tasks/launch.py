@@ -28,8 +28,8 @@ from bert_cli.processes import print_line
 PROGRAM = (sys.executable, "-m", "bert_cli")
 REMOTE_PORT = 22_300  # one of PORTS; free ports of another host are not visible from this host
 PASSED = ("DATASETS_DIR",)
+# Seconds that the other processes have to stop after a process has failed; then they are killed.
 GRACE_SECONDS = 30.0
-"""Seconds that the other processes have to stop after a process has failed; then they are killed."""
 TRUST = (
     "the processes accept connections on the interfaces of these hosts' addresses without authentication: anyone who "
     "can reach them can run code. The network must be trusted"

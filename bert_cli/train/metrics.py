@@ -271,10 +271,9 @@ def tensorboard(
     return in_background("tensorboard", start, closing)
 
 
-def wandb(
-    settings: JSONObject, run_settings: Mapping[str, object], folder: Path, closing: ExitStack
-) -> Reporter:
+def wandb(run_settings: JSONObject, folder: Path, closing: ExitStack) -> Reporter:
     """Return a reporter for Weights & Biases; the run's id is in its folder, so a resumed run is one run."""
+    settings = run_settings["wandb"]
 
     def start(stack: ExitStack) -> Reporter:
         import wandb as client
@@ -289,7 +288,7 @@ def wandb(
             project=settings["project"],
             name=settings["name"] or folder.name,
             tags=list(settings["tags"]),
-            config=dict(run_settings),
+            config=run_settings,
             dir=str(folder),
             id=identity.read_text(),
             resume="allow",

@@ -5,7 +5,6 @@ from support.settings import RUN
 
 from bert_cli.config.data import TokenizeSettings
 from bert_cli.planning.layout import propose
-from bert_cli.planning.workload import laid_out, workload_of
 from bert_cli.settings.markers import recorded
 
 
@@ -23,7 +22,7 @@ def test_a_run_writes_the_settings_of_its_architecture_alone(tmp_path, monkeypat
 
 def test_a_chosen_layout_keeps_the_other_settings_of_a_measurement():
     given, _ = order("bench pretrain --config bench_tiny_128 --json x.json")
-    chosen = laid_out(given, propose(workload_of(given), 1, 10**11, 1))
+    chosen = propose(given, 1, 10**11, 1)
     assert str(chosen.json_file) == "x.json" and chosen.generated_dataset
 
 

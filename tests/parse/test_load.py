@@ -11,7 +11,6 @@ from bert_cli.errors import ConfigError
 from bert_cli.parse.load import changed, describe, named_configs, read_config
 from bert_cli.planning.layout import parameters, propose, stages_of
 from bert_cli.planning.plan import make_plan
-from bert_cli.planning.workload import workload_of
 
 SMALL = RUN | {
     "global_batch": {"micro_batch_size": 2, "replicas": 1, "grad_acc_steps_per_replica": 3},
@@ -238,7 +237,7 @@ def test_a_modernbert_has_the_numbers_of_ettin(size):
     assert (
         tuple(getattr(config, name) for name in sizes),
         (options.learning_rate.max_learning_rate, options.weight_decay_rate),
-        round(parameters(workload_of(settings)) / 1e6, 1),
+        round(parameters(settings) / 1e6, 1),
     ) == ETTIN[size]
     assert settings.global_batch.examples == 4608 and options.name == "StableAdamW"
 
@@ -280,8 +279,8 @@ def test_layout_auto_does_not_check_the_stages_that_it_replaces():
     parallel = {"pipeline_stages": [["emb", "hid*3"]], "pipeline_device_mapping": [0, 2]}
     settings, _ = order("pretrain --parallel.layout auto", SMALL | {"parallel": parallel})
     complete = [["emb", *["hid"] * 12, "enc_out", "pool", "heads"]]
-    assert stages_of(workload_of(settings)) == (complete, [0])
-    chosen = propose(workload_of(settings), 2, 10**12).parallel
+    assert stages_of(settings) == (complete, [0])
+    chosen = propose(settings, 2, 10**12).parallel
     assert (chosen.pipeline_stages, chosen.pipeline_device_mapping) == (complete, [0])
 
 
@@ -312,7 +311,7 @@ FILES = "--train-file a --validation-file b --evaluate-every-steps 3"
 def test_the_settings_json_of_a_run_is_a_config(command, name, monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
     first, loaded = order(f"{command} --config {name}" if name else f"{command} {FILES}")
-    plan = make_plan(workload_of(first)._replace(samples=10**6), 10**6)
+    plan = make_plan(first.model_copy(update={"total_num_train_samples": 10**6}), 10**6)
     assert loaded.no_effect == {} and plan.total_steps > 0
     if name:
         assert f"{command} --config configs/{name}.json" in first.about.command

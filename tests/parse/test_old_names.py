@@ -10,7 +10,6 @@ from support.settings import RUN
 
 from bert_cli.cli import main
 from bert_cli.parse.old_names import IGNORED, RENAMES, SWITCHES
-from bert_cli.planning.workload import workload_of
 
 ADAM = {"schedule_name": "up_down", "max_learning_rate": 2e-5, "warmup_frac": 0.1}
 BERT = {
@@ -82,7 +81,7 @@ def test_a_config_of_the_original_loads_unchanged_and_has_a_plan(name):
     batch = CONFIGS[name]["global_batch"]
     assert settings.global_batch.model_dump(exclude_unset=True) == batch
     product = batch["replicas"] * batch["micro_batch_size"] * batch["grad_acc_steps_per_replica"]
-    assert workload_of(settings).batch.examples == product
+    assert settings.global_batch.examples == product
     given = [block for stage in CONFIGS[name]["ipu_config"]["pipeline_stages"] for block in stage]
     blocks = [block for stage in settings.parallel.pipeline_stages for block in stage]
     unused = {"enc_out", "pool"} - set(settings.head.last_blocks)

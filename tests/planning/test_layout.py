@@ -8,6 +8,7 @@ from support.settings import small_run
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.groupbert import GroupBertConfig
@@ -16,7 +17,6 @@ from bert_cli.planning import layout, memory
 from bert_cli.planning.layout import bubble, idle, propose, reduced_bytes
 from bert_cli.planning.memory import estimate, stages_of
 from bert_cli.planning.plan import Plan, make_plan
-from bert_cli.planning.workload import Workload, workload_of
 
 GB = 10**9
 SHIPPED = sorted(path.stem for path in configs_folder().glob("pretrain_*.json"))
@@ -35,17 +35,17 @@ def corpora(monkeypatch):
     monkeypatch.setenv("DATASETS_DIR", "/corpora")
 
 
-def planned(work: Workload) -> Plan:
-    return make_plan(work._replace(samples=10**6), 10**6)
+def planned(work: TrainSettings) -> Plan:
+    return make_plan(work.model_copy(update={"total_num_train_samples": 10**6}), 10**6)
 
 
-def shipped(name: str, *flags: str) -> Workload:
-    return workload_of(load(PretrainSettings, ["--config", name, *flags], "bert pretrain")[0])
+def shipped(name: str, *flags: str) -> TrainSettings:
+    return load(PretrainSettings, ["--config", name, *flags], "bert pretrain")[0]
 
 
 def settings(
     replicas: int = 1, accumulation: int = 8, config: BertConfig = TINY, **parallel: object
-) -> Workload:
+) -> TrainSettings:
     batch = {"replicas": replicas, "grad_acc_steps_per_replica": accumulation}
     run = small_run(
         bert_config={**config.model_dump(), "num_hidden_layers": 4},
@@ -54,7 +54,7 @@ def settings(
         global_batch={"micro_batch_size": 4, **batch},
         parallel=parallel,
     )
-    return workload_of(run)
+    return run
 
 
 @pytest.mark.parametrize("config", [TINY, GROUP, GROUP.model_copy(update={"ffn_groups": 1})])
@@ -120,20 +120,21 @@ def test_a_proposal_has_the_same_examples_and_fits(name):
         before, after = planned(given), planned(chosen)
         assert after.examples_per_step == before.examples_per_step
         assert after.micro_batches_per_step == before.micro_batches_per_step
-        assert chosen._replace(batch=given.batch, parallel=given.parallel) == given
-        assert chosen.batch.replicas * len(estimate(chosen)) <= devices
+        same = {"global_batch": given.global_batch, "parallel": given.parallel}
+        assert chosen.model_copy(update=same) == given
+        assert chosen.global_batch.replicas * len(estimate(chosen)) <= devices
         assert all(one.total <= layout.USABLE * gigabytes * GB for one in estimate(chosen))
         assert all(stage.count("hid") for stage in stages_of(chosen)[0][1:-1])
 
 
 def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
     tiny = shipped("pretrain_tiny_128_phase1")
-    seven = propose(tiny, 7, 80 * GB).batch
+    seven = propose(tiny, 7, 80 * GB).global_batch
     assert (seven.replicas, seven.grad_acc_steps_per_replica) == (6, 100)
     given = shipped(LARGE)
     assert len(estimate(propose(given, 8, 7 * GB))) == 2
     four = propose(given, 8, 7 * GB, processes=4)
-    assert (four.batch.replicas, len(estimate(four))) == (4, 2)
+    assert (four.global_batch.replicas, len(estimate(four))) == (4, 2)
     indivisible = r"1,200 examples a step.*among 7 processes; choose a number"
     for devices, processes, problem in ((7, 7, indivisible), (3, 4, "fewer than the 4 processes")):
         with pytest.raises(ConfigError, match=problem):
@@ -144,11 +145,11 @@ def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
 def test_processes_that_cannot_divide_the_replicas_get_flags_that_work(is_auto):
     before = shipped("pretrain_demo_128_phase1")
     with pytest.raises(ConfigError, match="among 2 processes; pass --g") as error:
-        layout.check_processes(before.batch, 2, is_auto=is_auto)
+        layout.check_processes(before.global_batch, 2, is_auto=is_auto)
     changed = shipped("pretrain_demo_128_phase1", *error.value.remedy.removeprefix("pass ").split())
-    layout.check_processes(changed.batch, 2, is_auto=is_auto)
-    assert (changed.batch.micro_batch_size, changed.batch.replicas) == (16, 2)
-    assert changed.batch.examples == before.batch.examples
+    layout.check_processes(changed.global_batch, 2, is_auto=is_auto)
+    assert (changed.global_batch.micro_batch_size, changed.global_batch.replicas) == (16, 2)
+    assert changed.global_batch.examples == before.global_batch.examples
 
 
 def test_too_little_memory_is_refused_with_the_least_that_is_enough():
@@ -166,7 +167,7 @@ def test_an_open_micro_batch_is_the_largest_that_fits_and_the_batch_stays():
     sizes = []
     for kind, devices, gigabytes in (("GPU", 8, 80), ("GPU", 1, 24), ("CPU", 1, 80)):
         chosen = layout.choose(given, kind, devices, gigabytes * GB)
-        batch = chosen.batch
+        batch = chosen.global_batch
         assert batch.examples == 65_280 and batch.replicas <= devices
         assert len(estimate(chosen)) == 1 and layout.fits(chosen, gigabytes * GB)
         sizes.append(batch.micro_batch_size)
@@ -178,14 +179,14 @@ def test_an_open_micro_batch_is_the_largest_that_fits_and_the_batch_stays():
     # On a CPU larger ones are no faster: 32 sequences of 128.
     assert sizes[0] > sizes[1] > sizes[2] == 32
     again = layout.choose(layout.with_micro_batch(given, 16), "GPU", 8, 80 * GB)
-    assert again.batch.micro_batch_size == 16 and again.batch.examples == 65_280
+    assert again.global_batch.micro_batch_size == 16 and again.global_batch.examples == 65_280
 
 
 def test_an_open_micro_batch_keeps_a_given_layout():
     given = shipped(BASE, "--global-batch.micro-batch-size", "auto")
     chosen = layout.choose(given, "GPU", 16, 24 * GB)
-    assert chosen.parallel == given.parallel and chosen.batch.replicas == 4
-    assert chosen.batch.micro_batch_size > 32 and chosen.batch.examples == 65_280
+    assert chosen.parallel == given.parallel and chosen.global_batch.replicas == 4
+    assert chosen.global_batch.micro_batch_size > 32 and chosen.global_batch.examples == 65_280
 
 
 def test_memory_that_a_larger_micro_batch_would_use_is_named():
@@ -210,7 +211,7 @@ def test_a_larger_micro_batch_leaves_a_pipeline_hardly_more_idle():
 # --- engine jax
 
 
-def with_jax(*flags: str) -> Workload:
+def with_jax(*flags: str) -> TrainSettings:
     return shipped(BASE, "--engine", "jax", "--parallel.layout", "auto", *flags)
 
 
@@ -220,11 +221,11 @@ def test_a_proposal_for_jax_chooses_the_replicas_alone_and_keeps_what_is_set():
     parallel = chosen.parallel
     assert len(parallel.pipeline_stages) == 1 and parallel.pipeline_device_mapping == [0]
     assert planned(chosen).examples_per_step == planned(given).examples_per_step
-    assert chosen.batch.replicas == 8 and chosen.precision == given.precision
-    assert propose(given, 8, 80 * GB, 4).batch.replicas % 4 == 0
+    assert chosen.global_batch.replicas == 8 and chosen.precision == given.precision
+    assert propose(given, 8, 80 * GB, 4).global_batch.replicas % 4 == 0
     flags = "--parallel.tensor", "2", "--parallel.recompute", "--parallel.shard-weights"
     divided = propose(with_jax(*flags), 8, 80 * GB)
-    assert divided.batch.replicas == 4 and divided.parallel.tensor == [2]
+    assert divided.global_batch.replicas == 4 and divided.parallel.tensor == [2]
     assert divided.parallel.recompute and divided.parallel.shard_weights
     with pytest.raises(ConfigError, match=r"4 processes times the 4 of parallel.tensor"):
         propose(with_jax("--parallel.tensor", "4"), 8, 80 * GB, 4)
@@ -247,6 +248,6 @@ def test_what_jax_shards_and_reduces_is_described():
 
 def test_a_proposed_layout_has_the_blocks_of_the_model():
     values = {"pooling": "cls", "parallel": {"layout": "auto"}, "train_file": "pairs.tsv"}
-    work = workload_of(EmbedSettings(bert_config=TINY, **values))
+    work = EmbedSettings(bert_config=TINY, **values)
     ((blocks,), _) = stages_of(propose(work, 1, 100 * GB))
     assert blocks == ["emb", "hid", "hid", "embed_head"]

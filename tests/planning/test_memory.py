@@ -25,7 +25,6 @@ from bert_cli.parse.load import Loaded, load, validate
 from bert_cli.planning import memory
 from bert_cli.planning.layout import fullest
 from bert_cli.planning.memory import estimate, saved_by_layer
-from bert_cli.planning.workload import workload_of
 
 # The settings of a row have no groups. `kind` is their class, pre-training without it; `device` is the device that is
 # read, without it the fullest.
@@ -145,7 +144,7 @@ def read(what: str, settings: dict[str, Any]) -> float:
     for name, value in settings.items():
         (values[GROUPS[name]] if name in GROUPS else values)[name] = value
     device = values.pop("device", None)
-    work = workload_of(validate(values.pop("kind", PretrainSettings), Loaded(values, {})))
+    work = validate(values.pop("kind", PretrainSettings), Loaded(values, {}))
     if what.removeprefix("compiled ") == "hid":
         return saved_by_layer(work)
     if what == "all devices":
@@ -201,7 +200,7 @@ def test_the_estimate_is_within_a_quarter_of_the_compiler_and_9_percent_off_on_a
         settings = load(
             COMMANDS[name].settings_class(), [*COMMON, *words[is_squad:], *batch], "plan"
         )[0]
-        needed = fullest(workload_of(settings))[1].total / 1e9
+        needed = fullest(settings)[1].total / 1e9
         errors.append(needed / float(compiled) - 1)
         percent = f"{round(100 * errors[-1]):+d}"
         assert (f"{needed:.2f}", percent) == (estimated, difference), flags

@@ -9,7 +9,6 @@ from support.settings import RUN, SHAPE, merged, small_run
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.optim.schedule import LossScale, first_loss_scale
-from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import start
 from bert_cli.tasks.run.resolve import open_mesh
@@ -29,11 +28,10 @@ settings_of = partial(small_run, merged(RUN, {"generated_dataset": True, "bert_c
 
 def build(settings: PretrainSettings):
     """Return engine, state and format of a run that is about to start."""
-    work = workload_of(settings)
-    engine = assemble.build_engine(work, open_mesh(work))
+    engine = assemble.build_engine(settings, open_mesh(settings))
     state = State(engine.weights, engine.slots, first_loss_scale(1.0))
     folder = TokenizerFolder(Path(settings.dataset_dir)) if settings.dataset_dir else None
-    return engine, state, start.disk_format(work, engine.weights, folder)
+    return engine, state, start.disk_format(settings, engine.weights, folder)
 
 
 def trained(settings: PretrainSettings):

@@ -73,7 +73,6 @@ def run(described: str) -> Result:
     from bert_cli.config import finetune as kinds
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.optim.schedule import LossScale
-    from bert_cli.planning.workload import workload_of
     from bert_cli.tasks.run import build, corpora, finetune, resolve, start
     from bert_cli.train import checkpoint
     from bert_cli.train.loop import copy_state
@@ -82,17 +81,15 @@ def run(described: str) -> Result:
     steps, labels = of["steps"], of["labels"]
     if of["kind"] == "Pretrain":
         settings: Any = corpora.with_rows_for_records(PretrainSettings.model_validate(of["values"]))
-        work = workload_of(settings)
-        mesh = resolve.open_mesh(work)
+        mesh = resolve.open_mesh(settings)
         stream = corpora.open_stream(settings)
         plan = plan_of(settings, stream.epoch_size, stream.sequences_per_example)
         sample = stream.first_micro_batches(len(mesh.devices))
         held_out = [stream.rows(np.arange(100, 100 + rows)) for rows in (8, 5)]
     else:
         settings = getattr(kinds, f"{of['kind']}Settings").model_validate(of["values"])
-        work = workload_of(settings)
-        mesh = resolve.open_mesh(work)
-        features = finetune.synthetic_examples(work, 200, labels)
+        mesh = resolve.open_mesh(settings)
+        features = finetune.synthetic_examples(settings, 200, labels)
         plan, stream, sample = finetune.open_features(settings, features, mesh)
         held_out = [features.batch(np.arange(rows), settings.max_seq_length) for rows in (8, 5)]
     with pytest.MonkeyPatch.context() as patch:
@@ -100,8 +97,8 @@ def run(described: str) -> Result:
             from bert_cli.parallel.jax.forward import LOOPS
 
             patch.setitem(LOOPS, "CPU", True)
-        engine, state, step = build.build_run(work, mesh, plan, labels)
-    form, fixed = start.disk_format(work, state.weights, None), {"total_steps": 10}
+        engine, state, step = build.build_run(settings, mesh, plan, labels)
+    form, fixed = start.disk_format(settings, state.weights, None), {"total_steps": 10}
     if of["loss_scale"]:
         state.loss_scale = LossScale(value=of["loss_scale"], dynamic=True)
     if of["resume"]:

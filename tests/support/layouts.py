@@ -12,7 +12,6 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.model.bert.heads import PretrainingHeads
 from bert_cli.parallel.engine import Batch, count
 from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
-from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run import build, corpora
 from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.train.loop import State, Step
@@ -51,9 +50,8 @@ def settings_of(layout: str, micro_batches: int = 4, **changes: Any) -> Pretrain
 
 
 def untraced(settings: PretrainSettings) -> tuple[TensorFlowEngine, State, Step, Any]:
-    work = workload_of(settings)
     plan = plan_of(settings, None)
-    return *build.build_run(work, open_mesh(work), plan), corpora.open_stream(settings)
+    return *build.build_run(settings, open_mesh(settings), plan), corpora.open_stream(settings)
 
 
 def built(

@@ -5,7 +5,6 @@ from typing import Any
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.parse.load import Loaded, validate
 from bert_cli.planning.plan import Plan, make_plan
-from bert_cli.planning.workload import workload_of
 
 SHAPE = {
     "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -33,5 +32,4 @@ def small_run(run: dict[str, Any] = RUN, /, **changes: Any) -> PretrainSettings:
 
 
 def plan_of(settings: Any, corpus_examples: int | None, sequences_per_example: float = 1.0) -> Plan:
-    work = workload_of(settings)
-    return make_plan(work, corpus_examples, sequences_per_example)
+    return make_plan(settings, corpus_examples, sequences_per_example)

@@ -32,16 +32,16 @@ from bert_cli.train.loop import Hook, Info
 Step = dict[str, float]
 """The seconds of a step since the end of the previous step, the seconds of its `PARTS`, and the numbers of examples,
 tokens, positions and operations; `skipped` counts the steps so far whose gradient was not finite."""
+# The measured parts of a step; the rest is `other`.
 PARTS = ("input_wait", "forward_backward", "reduction", "optimizer")
-"""The measured parts of a step; the rest is `other`."""
+# Steps between the lines of a measurement, besides the lines of the first and the last step: a line takes time.
 LOG_EVERY_STEPS = 1000
-"""Steps between the lines of a measurement, besides the lines of the first and the last step: a line takes time."""
 ROUNDS = 7
+# Minimum seconds for which a round repeats a product: a shorter round measures the clock.
 ROUND_SECONDS = 0.05
-"""Minimum seconds for which a round repeats a product: a shorter round measures the clock."""
 CPU_SIDE = 1024
+# Rows and columns of the matrices: a product has 2 or 1,100 GFLOP, much more time than a call takes.
 DEVICE_SIDE = 8192
-"""Rows and columns of the matrices: a product has 2 or 1,100 GFLOP, much more time than a call takes."""
 
 
 class Timer:
@@ -66,7 +66,7 @@ class Timer:
 
     def __call__(self, run: Run) -> Hook:
         """Return the hook of a run that is about to take its first step."""
-        work = run.job.work
+        order = run.job.order
         run.engine.record = self.part
         began = time.perf_counter()
 
@@ -79,7 +79,7 @@ class Timer:
                     **{name: info.metrics[name] for name in ("examples", "tokens", "skipped")},
                     "seconds": now - began,
                     "positions": shape.examples * shape.positions,
-                    "flops": model_flops(work.model, work.head.last_blocks, shape),
+                    "flops": model_flops(order.bert_config, order.head.last_blocks, shape),
                     "input_wait": info.seconds_waited,
                     **self.parts,
                 }
@@ -101,8 +101,8 @@ def measure(settings: BenchRunSettings) -> JSONObject | None:
         warmup = settings.warmup_steps
         print_line(f"bench: {warmup} warm-up steps, then {settings.steps} measured steps")
         timer = Timer(synchronize)
-        run, status = training.run_training(job, stack, timer)
-        if status == "stopped":
+        run, finished = training.run_training(job, stack, timer)
+        if not finished:
             print_line("bench: stopped before its last step; nothing was measured")
             raise SystemExit(130)
         group = run.engine.group
@@ -122,7 +122,7 @@ def measure(settings: BenchRunSettings) -> JSONObject | None:
         # On all devices of the run; a host's cores count once.
         is_cpu = job.mesh.kind == "CPU"
         devices = 1 if is_cpu else sum(map(len, job.mesh.devices))
-        dtype = str(keras.DTypePolicy(job.work.precision).compute_dtype)
+        dtype = str(keras.DTypePolicy(job.order.precision).compute_dtype)
         group.barrier()
         of_one = product_rate(CPU_SIDE if is_cpu else DEVICE_SIDE, dtype)
         rate = float(group.all_reduce([of_one * devices])[0])
@@ -191,7 +191,7 @@ def _device_memory(job: Job) -> tuple[int, int]:
     """Return the current and the peak memory of this process, or of its fullest accelerator."""
     if job.mesh.kind == "CPU":
         return machine.resident_bytes()
-    return runtime(job.work.engine).used_memory(job.mesh)
+    return runtime(job.order.engine).used_memory(job.mesh)
 
 
 def _description(settings: BenchRunSettings, job: Job) -> JSONObject:

@@ -72,15 +72,14 @@ def run(settings: InitSettings) -> None:
     if "documents" not in settings.model_fields_set:
         suggest_files_as_documents("init", parts, reading)
     chosen = None
-    if not is_search:
+    if is_search:
+        warnings = recipe.unknown_words(facts, model) if model else []
+        choice = "\n".join([*(f"warning: {problem}" for problem in warnings), AS_PUBLISHED])
+    else:
         print_line("init: timing this machine, about a minute, longer if it is busy")
         machine, described = measure(settings, facts, model)
         print_line(f"init: {described}")
         chosen = recipe.choose(facts, machine, model, settings.hours, settings.out)
-    if chosen is None:
-        warnings = recipe.unknown_words(facts, model) if model else []
-        choice = "\n".join([*(f"warning: {problem}" for problem in warnings), AS_PUBLISHED])
-    else:
         choice = report(chosen)
     print_line(choice)
     if settings.dry_run:
@@ -223,8 +222,8 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
     timer = Timer(resolve.runtime(settings.engine).synchronize)
     with ExitStack() as stack, redirect_stdout(io.StringIO()):
         job = replace(pretrain.resolve(trial, stack), unsaved_steps=MEASURED_STEPS + 1)
-        status = train.run_training(job, stack, timer)[1]
-    if status == "stopped":
+        _, finished = train.run_training(job, stack, timer)
+    if not finished:
         raise KeyboardInterrupt
     times = [step["seconds"] / step["examples"] for step in timer.steps[1:]]  # the first compiles
     del job

@@ -49,8 +49,8 @@ ASKED_DOCUMENTS = 1000  # that may have questions
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
 PRONOUN = re.compile(r"(?i:its?|this|that|these|those|he|his|she|her|they|their|we|i|you|there)\b")
 SIMILAR = 0.8  # of the runs of words of two documents
+# Of the documents; those held out choose a checkpoint, those of the test are for `bert verdict` alone.
 PARTS = ("train", "held_out", "test")
-"""Of the documents; those held out choose a checkpoint, those of the test are for `bert verdict` alone."""
 
 
 def documents_of(parts: Iterable[files.Part], reading: files.Reading) -> Iterator[list[str]]:

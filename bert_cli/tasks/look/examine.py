@@ -10,6 +10,7 @@ from functools import partial
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import DoctorRunSettings, DoctorSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.errors import BertError, DataError, install_command
 from bert_cli.facts.optimizers import MOMENT_BYTES
 from bert_cli.files import existing, free_bytes, is_writable
@@ -18,7 +19,6 @@ from bert_cli.parallel.runtime import Devices
 from bert_cli.planning import checks, layout
 from bert_cli.planning.checks import Check
 from bert_cli.planning.memory import WEIGHT_BYTES, estimate
-from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
 from bert_cli.tasks.run import resolve
@@ -37,10 +37,7 @@ TEMPORARY_FILE_SYSTEMS = {
 def check_devices(report: Report, settings: DoctorSettings | DoctorRunSettings) -> Devices | None:
     """Find the devices of this machine; return None if it lacks a device that is required."""
     engine = settings.engine
-    find = partial(
-        resolve.find_devices, engine, resolve.ONE_PROCESS, require_gpu=settings.require_gpu
-    )
-    devices = report.attempt("devices", find)
+    devices = report.attempt("devices", partial(resolve.find_devices, settings))
     if devices is None:
         return None
     kind, number, memory = devices
@@ -74,7 +71,7 @@ def check_run(report: Report, settings: PretrainSettings, devices: Devices) -> N
             draft.checks.clear()
     if draft.plan is not None:
         add_checks(report, checks.of_epochs(draft.plan))
-    check_memory(report, workload_of(draft.order), draft.processes, devices)
+    check_memory(report, draft.order, draft.processes, devices)
     machine.check_precision(report, settings.precision, devices.kind)
     check_folder(report, draft)
 
@@ -86,17 +83,19 @@ def add_checks(report: Report, results: Iterable[Check]) -> None:
         report.add(level, check.what, check.text, check.remedy, **check.values)
 
 
-def check_memory(report: Report, work: Workload, processes: Processes, devices: Devices) -> None:
+def check_memory(
+    report: Report, order: TrainSettings, processes: Processes, devices: Devices
+) -> None:
     """Compare the estimate of `bert plan` with the memory of an accelerator, or of this host for all its devices."""
     kind, _, memory = devices
-    sizes = [part.total for part in estimate(work)]
+    sizes = [part.total for part in estimate(order)]
     if kind != "CPU":
-        device, largest = layout.fullest(work)
+        device, largest = layout.fullest(order)
         needed = largest.total
         total = free = memory
         text = f"device {device} of a replica needs {format_bytes(needed)}"
     else:
-        local = work.batch.replicas * len(processes.local_ranks) // processes.count
+        local = order.global_batch.replicas * len(processes.local_ranks) // processes.count
         needed = max(1, local) * sum(sizes)
         total, free = machine.memory()
         text = f"all devices of this host together need {format_bytes(needed)}"
@@ -116,10 +115,10 @@ def check_memory(report: Report, work: Workload, processes: Processes, devices: 
     report.add(level, "memory of a run", text, remedy, needed=needed, there=total, free=free)
 
 
-def checkpoint_bytes(work: Workload) -> int:
+def checkpoint_bytes(order: TrainSettings) -> int:
     """Return the size of a checkpoint: the weights in their dtype and the slots of the optimizer."""
-    weights = layout.parameters(work)
-    return weights * (WEIGHT_BYTES[work.precision] + MOMENT_BYTES)
+    weights = layout.parameters(order)
+    return weights * (WEIGHT_BYTES[order.precision] + MOMENT_BYTES)
 
 
 def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:
@@ -148,7 +147,7 @@ def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:
         state, _, remedy = (warning or "no warning").partition(": ")
         report.add("warning" if warning else "ok", "loss so far", state, remedy)
     # A new checkpoint is written before the oldest is removed, so one more has to fit.
-    each = checkpoint_bytes(workload_of(order))
+    each = checkpoint_bytes(order)
     every = order.keep_every_steps
     steps = draft.plan.total_steps if draft.plan is not None else 0
     number = order.keep_checkpoints + (steps // every if every else 0)

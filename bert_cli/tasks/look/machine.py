@@ -24,6 +24,7 @@ from bert_cli.processes import cpu_count, print_line
 from bert_cli.text import count, format_bytes
 
 PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
+# Flags of /proc/cpuinfo, on x86 and Arm, that matter for matrix products.
 INSTRUCTIONS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -34,18 +35,17 @@ INSTRUCTIONS = {
     "sve": "SVE",
     "bf16": "bf16 in NEON",
 }
-"""Flags of /proc/cpuinfo, on x86 and Arm, that matter for matrix products."""
+# Processor flags for matrix products in 16 bits.
 FAST_INSTRUCTIONS = {
     "mixed_bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
     "mixed_float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
     "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
-"""Processor flags for matrix products in 16 bits."""
+# Environment variable -> values that slow a run down or change its numbers, and their effect.
 HARMFUL = {
     "TF_ENABLE_ONEDNN_OPTS": ("0|false", "turns off the fast matrix products of a CPU"),
     "TF_XLA_FLAGS": (".*auto_jit.*", "compiles more than the run does, with other rounding"),
 }
-"""Environment variable -> values that slow a run down or change its numbers, and their effect."""
 BFLOAT16_CAPABILITY = 8.0  # CUDA compute capability from which a GPU has products in bfloat16
 CGROUP = Path("/sys/fs/cgroup")
 Level = Literal["ok", "warning", "error"]

@@ -14,14 +14,12 @@ from bert_cli.errors import ConfigError
 from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, make_plan
-from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_line, print_table
 from bert_cli.settings.settings import parse_bytes
 from bert_cli.tasks.run.corpora import with_rows_for_records
 from bert_cli.text import count, format_bytes
 
-KIND = "GPU"
-"""The kind of device of a plan: the micro-batch of a CPU has a limit."""
+KIND = "GPU"  # the kind of device of a plan: the micro-batch of a CPU has a limit
 TERMS = ("weights", "accumulators", "moments", "activations", "logits")
 
 
@@ -36,23 +34,22 @@ def run(settings: PlanRunSettings) -> None:
     order: TrainSettings = settings
     if isinstance(settings, PretrainSettings):
         order = with_rows_for_records(settings)
-    requested = workload_of(order)
-    chosen = requested
-    if requested.parallel.layout == "auto" and (devices is None or memory is None):
+    chosen = order
+    if order.parallel.layout == "auto" and (devices is None or memory is None):
         problem = "needs the number and the memory of the devices"
         missing = "--memory" if devices else "--devices"
         raise ConfigError("parallel.layout (auto)", problem, f"pass {missing}")
     if memory is not None:
-        chosen = layout.choose(requested, KIND, devices or 1, memory, processes)
-    elif requested.batch.examples_per_step is not None:
+        chosen = layout.choose(order, KIND, devices or 1, memory, processes)
+    elif order.global_batch.examples_per_step is not None:
         print_line(
             "micro_batch_size auto: --memory chooses the micro-batch; this plan is for the smallest one"
         )
-    _print_layout(order, chosen)
-    replicas = chosen.batch.replicas
+    _print_layout(chosen)
+    replicas = chosen.global_batch.replicas
     each = len(estimate(chosen))
     needed = replicas * each
-    layout.check_processes(chosen.batch, processes)
+    layout.check_processes(chosen.global_batch, processes)
     if devices is not None and needed > devices:
         problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {each}"
         remedy = "pass --parallel.layout auto to choose a layout that fits"
@@ -68,33 +65,33 @@ def run(settings: PlanRunSettings) -> None:
             raise ConfigError(f"--memory ({format_bytes(memory)})", fit, remedy)
         for line in (f"fits: {fit}", *layout.idle_memory(chosen, KIND, memory)):
             print_line(line)
-    if chosen is not requested:
+    if chosen is not order:
         print_line(f"as flags:\n  {_flags(chosen)}")
 
 
-def _print_layout(order: TrainSettings, work: Workload) -> None:
+def _print_layout(order: TrainSettings) -> None:
     """Print the model, the plan and the memory of each device; the number of steps follows from records, if not set."""
     default = "" if "bert_config" in order.model_fields_set else " (default of --bert-config)"
-    batch = work.batch
+    batch = order.global_batch
     epochs = order.num_epochs
     length = "a run" if epochs is None else f"{epochs:g} epochs of the records"
     length = f"  {length} in steps of {count(batch.examples, 'example')}"
     if isinstance(order, PretrainSettings) and order.total_num_train_samples is not None:
-        length = describe(make_plan(work, None))
-    parallel = work.parallel
-    stages, mapping = stages_of(work)
-    model = work.model
+        length = describe(make_plan(order, None))
+    parallel = order.parallel
+    stages, mapping = stages_of(order)
+    model = order.bert_config
     print_line(
         f"model: {model.architecture}, {count(model.num_hidden_layers, 'layer')} of {model.hidden_size}{default}, "
-        f"{layout.parameters(work) / 1e6:.1f} M parameters, precision {work.precision}\n"
+        f"{layout.parameters(order) / 1e6:.1f} M parameters, precision {order.precision}\n"
         f"{length}\n"
-        f"  {layout.shape(work)}, each "
+        f"  {layout.shape(order)}, each "
         f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
         f"{'recomputing each layer' if parallel.recompute else 'no recomputation'}\n"
     )
     rows = []
     # Devices of `tensor` are equal, so the first stands for all.
-    for device, exact in enumerate(estimate(work)[: max(mapping) + 1]):
+    for device, exact in enumerate(estimate(order)[: max(mapping) + 1]):
         # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
         terms = Estimate(**{name: round(size, -5) for name, size in asdict(exact).items()})
         cells = [f"{getattr(terms, name) / 1e6:,.1f}" for name in (*TERMS, "total")]
@@ -102,23 +99,23 @@ def _print_layout(order: TrainSettings, work: Workload) -> None:
     print_table(("device", *TERMS, "total", "stages"), rows, right=range(1, len(TERMS) + 2))
     print_line("\nin MB (10^6 bytes)")
     if len(stages) > 1:
-        print_line(f"devices are idle for {layout.idle(work):.1%} of a step")
+        print_line(f"devices are idle for {layout.idle(order):.1%} of a step")
     if batch.replicas > 1 and parallel.shard_weights:
         print_line(
             "in each micro-batch the weights are gathered and the gradients reduced, sharded"
         )
     elif batch.replicas > 1:
-        reduced = layout.reduced_bytes(work)
+        reduced = layout.reduced_bytes(order)
         sent = format_bytes(2 * (batch.replicas - 1) / batch.replicas * reduced)
         sums = f"{format_bytes(reduced)} of gradients"
         print_line(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
 
 
-def _flags(work: Workload) -> str:
-    batch = work.batch
-    (stages, mapping) = stages_of(work)
-    parallel = work.parallel
-    is_jax = work.engine == "jax"
+def _flags(order: TrainSettings) -> str:
+    batch = order.global_batch
+    (stages, mapping) = stages_of(order)
+    parallel = order.parallel
+    is_jax = order.engine == "jax"
     stages_value = "null" if is_jax else f"'{json.dumps([short(stage) for stage in stages])}'"
     mapping_value = "null" if is_jax else f"'{json.dumps(mapping)}'"
     flags = (

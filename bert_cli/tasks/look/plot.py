@@ -30,8 +30,8 @@ from bert_cli.train.metrics import HELD_OUT
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Rows of the short table at the top of the page, besides the last losses and the scores.
 END = ("state", "steps", "time in steps", "examples per second, median")
-"""Rows of the short table at the top of the page, besides the last losses and the scores."""
 PAGE = "index.html"
 TEMPLATE = Path(__file__).with_name("page.html")
 # Distinguishable also with red-green colour blindness (Okabe and Ito 2008).
@@ -42,13 +42,13 @@ WIDTH = 9.0
 PANEL_HEIGHT = 2.7
 LEGEND_LETTERS = 105
 FOREGROUND = "#000000"  # as matplotlib writes the colour of text and axes
+# Light and dark colours, also for a picture outside the page.
 SCHEMES = (
     "<style>svg { color: #1f2328; fill: currentColor; color-scheme: light dark }"
     "@media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }</style>"
 )
-"""Light and dark colours, also for a picture outside the page."""
+# Ratio of the largest to the smallest gradient norm above which the scale is logarithmic.
 LOG_RATIO = 100.0
-"""Ratio of the largest to the smallest gradient norm above which the scale is logarithmic."""
 
 
 class Panel(NamedTuple):

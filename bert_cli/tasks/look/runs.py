@@ -26,8 +26,7 @@ from bert_cli.train.scores import read_samples
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
 Value = TypeVar("Value")
-MAX_METRICS = 3
-"""Metrics in a cell of the list; JSON has all."""
+MAX_METRICS = 3  # metrics in a cell of the list; JSON has all
 
 
 # --- the list

@@ -182,13 +182,13 @@ def labels_problem(source: Source, *, several: bool) -> str:
     return "was trained for several labels per text, but these rows have one label"
 
 
-def extended(source: Source, tokenizer: TokenizerFolder | None) -> Source:
+def extended(source: Source, tokenizer: TokenizerFolder) -> Source:
     """Return the model with rows for the pieces that a tokenizer has after the model's pieces.
 
     A new row of the word embeddings, and of the bias of the masked-LM head, is the mean of the rows of the pieces into
     which the model's tokenizer splits the new piece. Without new pieces the model is returned unchanged.
     """
-    if tokenizer is None or not has_tokenizer(source.folder):
+    if not has_tokenizer(source.folder):
         return source
     theirs = source.tokenizer.tokenizer
     known = theirs.pieces

@@ -36,14 +36,12 @@ from bert_cli.processes import quiet_imports
 from bert_cli.progress import TerminalBar
 from bert_cli.tasks.model import models
 
+# Name of an input in transformers -> the column of a batch.
 INPUTS = {"input_ids": "input_ids", "attention_mask": "input_mask", "token_type_ids": "segment_ids"}
-"""Name of an input in transformers -> the column of a batch."""
 FOREIGN_CODE = ("auto_map", "custom_pipelines")
 UNLIMITED = 2**31 - 1
-TRUNCATED = "truncated"
-"""Key of an answer to a text that was too long."""
-NONE = "none"
-"""The label of a text where the model is not sure enough."""
+TRUNCATED = "truncated"  # key of an answer to a text that was too long
+NONE = "none"  # the label of a text where the model is not sure enough
 Columns = Mapping[str, Any]
 Row = JSONObject
 

@@ -27,8 +27,7 @@ from bert_cli.tasks.model.opened import (
 )
 from bert_cli.train.checkpoint import read_settings
 
-BATCH = 32
-"""Texts that are read at once."""
+BATCH = 32  # texts that are read at once
 
 
 class Embedding(Predictor):

@@ -21,10 +21,9 @@ from bert_cli.train import checkpoint
 
 Tensors = Mapping[str, Array]
 TORCH = "pytorch_model.bin"
+# Weight files in a Hugging Face folder; the first existing file is read, as in transformers.
 FILES = (checkpoint.MODEL, f"{checkpoint.MODEL}.index.json", TORCH, f"{TORCH}.index.json")
-"""Weight files in a Hugging Face folder; the first existing file is read, as in transformers."""
-PARALLEL = "module."
-"""Prefix of all names in a file that PyTorch's DataParallel wrote."""
+PARALLEL = "module."  # prefix of all names in a file that PyTorch's DataParallel wrote
 ALL_FILES = "keep the .index and all .data files of a TensorFlow checkpoint in one folder"
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 
+from bert_cli.config.training import TrainSettings
 from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.model.arithmetic import scaling
 from bert_cli.model.arithmetic.fused import NEVER, WORTH_COMPILING
@@ -15,7 +16,6 @@ from bert_cli.optim.schedule import first_loss_scale, learning_rate, with_decay
 from bert_cli.parallel.engine import Engine
 from bert_cli.parallel.runtime import BuildEngine, Mesh, Model
 from bert_cli.planning.plan import Plan
-from bert_cli.planning.workload import Workload
 from bert_cli.tasks.run.job import Job
 from bert_cli.tasks.run.start import factors_of
 from bert_cli.train.checkpoint import Format
@@ -38,36 +38,38 @@ class Run:
         return self.engine.group.rank == 0
 
 
-def build_engine(work: Workload, mesh: Mesh, labels: int = 2, *, trains: bool = True) -> Engine:
+def build_engine(
+    order: TrainSettings, mesh: Mesh, labels: int = 2, *, trains: bool = True
+) -> Engine:
     """Return the engine with new weights; `labels` are the outputs of a classifier."""
-    module = import_module(f"bert_cli.parallel.{work.engine}.engine")
+    module = import_module(f"bert_cli.parallel.{order.engine}.engine")
     build: BuildEngine = module.build_engine
-    return build(model_of(work, labels, trains=trains), mesh)
+    return build(model_of(order, labels, trains=trains), mesh)
 
 
-def model_of(work: Workload, labels: int = 2, *, trains: bool = True) -> Model:
-    """Return the model of the work."""
-    factors = factors_of(work)
-    fuse_above = NEVER if work.compile == "nothing" else WORTH_COMPILING
+def model_of(order: TrainSettings, labels: int = 2, *, trains: bool = True) -> Model:
+    """Return the model of the order."""
+    factors = factors_of(order)
+    fuse_above = NEVER if order.compile == "nothing" else WORTH_COMPILING
     operations = Operations(fuse_above, factors)
     blocks = partial(
         each_block,
-        work.model,
-        last_blocks=work.head.last_blocks,
-        outputs=Outputs(labels, work.parallel.embedding_serialization_factor),
-        seed=work.seed,
-        policy=work.precision,
+        order.bert_config,
+        last_blocks=order.head.last_blocks,
+        outputs=Outputs(labels, order.parallel.embedding_serialization_factor),
+        seed=order.seed,
+        policy=order.precision,
         operations=operations,
     )
-    make_optimizer = partial(optimizer_for, work, factors) if trains else None
-    return Model(blocks, work.seed, make_optimizer)
+    make_optimizer = partial(optimizer_for, order, factors) if trains else None
+    return Model(blocks, order.seed, make_optimizer)
 
 
 def optimizer_for(
-    work: Workload, factors: scaling.Table, names: Sequence[str], random_bits: RandomBits
+    order: TrainSettings, factors: scaling.Table, names: Sequence[str], random_bits: RandomBits
 ) -> Optimizer:
     """Return the optimizer of the weights with these names; stochastic rounding draws the bits."""
-    options = work.optimizer
+    options = order.optimizer_opts
     kind = OPTIMIZERS[options.name]
     rules = weight_rules(
         names,
@@ -87,17 +89,17 @@ def optimizer_for(
             weight_decay_rate=options.weight_decay_rate,
         ),
         rules=rules,
-        seed=work.seed,
+        seed=order.seed,
         random_bits=random_bits if options.stochastic_rounding else None,
     )
 
 
 def build_run(
-    work: Workload, mesh: Mesh, plan: Plan, labels: int = 2
+    order: TrainSettings, mesh: Mesh, plan: Plan, labels: int = 2
 ) -> tuple[Engine, State, Step]:
     """Return all parts of a run at step 0, not traced; `labels` are the outputs of a classifier."""
-    options = work.optimizer
-    engine = build_engine(work, mesh, labels)
+    options = order.optimizer_opts
+    engine = build_engine(order, mesh, labels)
     state = State(engine.weights, engine.slots, first_loss_scale(options.loss_scaling))
     rate = learning_rate(
         options.learning_rate.schedule_name,

@@ -4,9 +4,8 @@ Records that do not fit the run, or the model from which it starts, are refused 
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -35,66 +34,46 @@ if TYPE_CHECKING:
 Order = TypeVar("Order", bound=PretrainSettings)
 
 
-class RecordFolder(TokenizerFolder):
-    """A folder of records."""
-
-    @cached_property
-    def corpus(self) -> JSONObject:
-        """The validated corpus.json. Raises DataError where it is absent or invalid."""
-        return read_corpus(self.folder)
-
-
-Read = Callable[[Path], RecordFolder]
-
-
-def _on_disk(order: PretrainSettings, read: Read) -> list[JSONObject]:
+def _on_disk(order: PretrainSettings) -> list[JSONObject]:
     """Return the corpus.json of each folder of the run, but not of absent or incomplete ones."""
     stored = []
     for path in () if order.generated_dataset else order.dataset_paths:
         with suppress(DataError):  # raised again when the folder is opened
-            stored.append(read(Path(path)).corpus)
+            stored.append(read_corpus(Path(path)))
     return stored
 
 
-def with_rows_for_records(
-    order: Order, source: "Source | None" = None, read: Read = RecordFolder
-) -> Order:
+def with_rows_for_records(order: Order, source: "Source | None" = None) -> Order:
     """Return the order with rows for the vocabulary of its records.
 
     Memory, layout and layers depend on the vocabulary. `source` is the model from which the run starts; a vocabulary
     with more pieces extends the model. Rows beyond the pieces of the records are padding; `source` may have such rows,
     and the settings of new weights. An absent or incomplete folder is refused when it is opened.
     """
-    stored = _on_disk(order, read)
-    vocab_size = stored[0]["vocab_size"] if stored else None
+    stored = _on_disk(order)
     model = order.bert_config
+    if not stored:
+        return order
     rows = model.vocab_size if is_set(model, "vocab_size") else 0
-    rows = source.config.vocab_size if source else rows
-    if vocab_size and max(vocab_size, rows) != model.vocab_size:
-        return changed(order, bert_config={"vocab_size": max(vocab_size, rows)})
-    return order
+    rows = max(stored[0]["vocab_size"], source.config.vocab_size if source else rows)
+    return order if rows == model.vocab_size else changed(order, bert_config={"vocab_size": rows})
 
 
-def describe_vocabulary(
-    configured: BertConfig, order: PretrainSettings, read: Read
-) -> Iterator[str]:
+def describe_vocabulary(configured: BertConfig, order: PretrainSettings) -> Iterator[str]:
     """Yield lines on rows of the word embeddings that differ from the settings or the vocabulary of the records."""
     before = configured.vocab_size
     rows = order.bert_config.vocab_size
-    pieces = next((corpus["vocab_size"] for corpus in _on_disk(order, read)), rows)
+    pieces = next((corpus["vocab_size"] for corpus in _on_disk(order)), rows)
     if rows != before:
         origin = "in the records" if rows == pieces else "in the model"
-        is_changed = is_set(configured, "vocab_size")
-        instead = f", instead of {before:,}" if is_changed else ""
+        instead = f", instead of {before:,}" if is_set(configured, "vocab_size") else ""
         yield f"bert_config.vocab_size: {rows:,}, as {origin}{instead}"
     if rows > pieces:
         padding = f"{count(rows - pieces, 'row')} of the word embeddings"
         yield f"bert_config.vocab_size: {rows:,}, and the records have {pieces:,} tokens; {padding} are padding"
 
 
-def open_stream(
-    order: PretrainSettings, rank: int = 0, world_size: int = 1, read: Read = RecordFolder
-) -> ExampleStream:
+def open_stream(order: PretrainSettings, rank: int = 0, world_size: int = 1) -> ExampleStream:
     """Return the run's examples: the part of one process in each step. Raises ConfigError or DataError."""
     batch = order.global_batch
     batching = Batching(batch.examples, batch.micro_batch_size, rank, world_size)
@@ -104,7 +83,7 @@ def open_stream(
         remedy = "a folder of records made by `bert tokenize`, or --generated-dataset for synthetic examples"
         raise ConfigError("dataset_dir", "is missing", f"pass --dataset-dir, {remedy}")
     folders = [_folder_of(corpus.path, "dataset_dir") for corpus in order.corpora]
-    sources = [_open_source(folder, order, read) for folder in folders]
+    sources = [_open_source(folder, order) for folder in folders]
     rows = order.bert_config.vocab_size
     for source in sources:
         if (pieces := source.corpus["vocab_size"]) > rows:
@@ -116,9 +95,9 @@ def open_stream(
     if any(source.is_dynamic for source in stream.sources):
         return stream
     held_out = order.validation_dir and _folder_of(order.validation_dir, "validation_dir")
-    is_for_held_out = held_out and read(held_out).corpus["masking"] == "dynamic"
+    is_for_held_out = held_out and read_corpus(held_out)["masking"] == "dynamic"
     if order.mask_probabilities or (is_set(order, "masking") and not is_for_held_out):
-        listed = ", ".join(str(source.folder) for source in stream.sources)
+        listed = ", ".join(map(str, folders))
         problem = f"has no effect on {listed}: static records are already masked"
         remedy = "leave it out, or make the records with --masking dynamic"
         raise ConfigError("masking", problem, remedy)
@@ -160,7 +139,7 @@ def text_checks(stream: ExampleStream, new_pieces: int | None) -> Iterator[Check
         yield of_vocabulary(new_pieces, tokens)
 
 
-def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStream | None:
+def open_held_out(order: PretrainSettings, name: str) -> ExampleStream | None:
     """Return the evaluation examples, if any; dynamic ones are packed like the run's.
 
     `name` is the setting that messages name.
@@ -169,9 +148,9 @@ def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStre
         return None
     folder = _folder_of(order.validation_dir, name)
     size = order.global_batch.micro_batch_size
-    corpus = read(folder).corpus
-    source = _open_source(folder, order, read, may_pack=corpus["masking"] == "dynamic")
-    stored = _on_disk(order, read)
+    corpus = read_corpus(folder)
+    source = _open_source(folder, order, may_pack=corpus["masking"] == "dynamic")
+    stored = _on_disk(order)
     trained = stored[0]["vocab_size"] if stored else order.bert_config.vocab_size
     if (pieces := corpus["vocab_size"]) != trained:
         problem = f"has a vocabulary of {pieces}, but the run's records have {trained}"
@@ -183,12 +162,10 @@ def open_held_out(order: PretrainSettings, name: str, read: Read) -> ExampleStre
     return ExampleStream([source], Batching(size, size))
 
 
-def _open_source(
-    folder: Path, order: PretrainSettings, read: Read, *, may_pack: bool = True
-) -> Records:
+def _open_source(folder: Path, order: PretrainSettings, *, may_pack: bool = True) -> Records:
     """Open records, packed if the order says so."""
     return Records(
-        RecordFiles(folder, read(folder).corpus),
+        RecordFiles(folder),
         seed=order.seed,
         sequence_length=order.max_seq_length,
         predictions=order.max_predictions_per_seq,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from bert_cli.config.finetune import FinetuneSettings, TaskSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
@@ -34,7 +35,6 @@ from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.parse.load import changed
 from bert_cli.planning.plan import Plan, make_plan
-from bert_cli.planning.workload import Workload, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import interval
 from bert_cli.tasks.model import models
@@ -126,7 +126,7 @@ def find_trained(draft: Draft[FinetuneSettings], needs: Sequence[str]) -> str:
     if source is not None and not order.do_training:
         order = _scored_as_trained(order, source)
     draft.order = with_shape_of(order, source)
-    draft.start = Start(run, source, run.newest)
+    draft.start = Start(run, source)
     return "none: new weights" if source is None else f"from {source.folder}"
 
 
@@ -163,7 +163,7 @@ def read_examples(draft: Draft[Settings], build: Build[Settings]) -> str:
         draft.lines.append("run: trains on synthetic examples; nothing is scored")
         # Graphcore's example generates as many; two are the labels of a text, or the ends of an answer.
         names = ("0", "1") if order.head.has_label_names else None
-        draft.task = Task(2, names, synthetic_examples(workload_of(order), 12_000, 2))
+        draft.task = Task(2, names, synthetic_examples(order, 12_000, 2))
         return "synthetic examples"
     assert draft.tokenizer is not None
     tokenizer = models.read_tokenizer_for(order.bert_config, draft.tokenizer)
@@ -175,9 +175,7 @@ def read_examples(draft: Draft[Settings], build: Build[Settings]) -> str:
     for part in filter(None, (task.train, *task.development.values())):
         models.check_segments(order.bert_config, part)
     if isinstance(order, TaskSettings) and order.distillation.teacher is not None:
-        task = with_teacher(
-            order.distillation, workload_of(order), task, tokenizer, order.cache_dir
-        )
+        task = with_teacher(order, task, tokenizer)
     if task.teach is not None:
         task = task.teach(task=task, group=runtime(order.engine).group_of(draft.mesh))
     draft.task = task
@@ -199,15 +197,15 @@ def _scored_as_trained(settings: Settings, source: Source) -> Settings:
     return changed(settings, **trained) if trained else settings
 
 
-def synthetic_examples(work: Workload, number: int, labels: int) -> Features:
+def synthetic_examples(order: TrainSettings, number: int, labels: int) -> Features:
     """Return synthetic examples for the head of the model."""
     return synthetic_features(
-        work.head,
+        order.head,
         number,
         labels=labels,
-        vocab_size=work.model.vocab_size,
-        sequence_length=work.max_seq_length,
-        seed=work.seed,
+        vocab_size=order.bert_config.vocab_size,
+        sequence_length=order.max_seq_length,
+        seed=order.seed,
     )
 
 
@@ -263,7 +261,7 @@ def resolve(draft: Draft[Any], scorer: Scorer | None = None) -> Job:
     examples = task.train if task.draw is None else task.draw(order.seed)
     plan, reader, sample = open_features(order, examples, draft.mesh, task.reader)
     per_epoch = -(-reader.epoch_size // plan.examples_per_step)
-    draft.start = draft.start.extended(draft.tokenizer)
+    draft.extend_vocabulary()
     return replace(
         draft.job(plan, reader, sample),
         evaluate=None if scorer is None else scorer.evaluate,
@@ -275,12 +273,12 @@ def resolve(draft: Draft[Any], scorer: Scorer | None = None) -> Job:
 def _train_and_score(draft: Draft[FinetuneSettings]) -> Trained | None:
     """Train and score one seed; return None if it did not reach its end."""
     order = draft.order
-    scorer = Scorer(workload_of(order), draft.task, draft.stop)
+    scorer = Scorer(order, draft.task, draft.stop)
     with ExitStack() as locks:
         job = resolve(draft, scorer if order.do_validation else None)
-        built, status = train.run_training(job, locks)
+        built, finished = train.run_training(job, locks)
         engine = built.engine
-        if status != "finished":
+        if not finished:
             return None
         folder = order.save_ckpt_path
         step = -1
@@ -320,7 +318,7 @@ def open_features(
 ) -> tuple[Plan, FeatureReader, Batch]:
     """Return the plan of training on these examples, their reader, and micro-batches to trace with."""
     group = settings.texts_per_example
-    plan = make_plan(workload_of(settings), len(features) // group)
+    plan = make_plan(settings, len(features) // group)
     processes = mesh.processes
     batching = Batching(
         plan.examples_per_step, plan.micro_batch_size, processes.rank, processes.count
@@ -367,14 +365,14 @@ def _only_score(draft: Draft[FinetuneSettings]) -> None:
     source = draft.start.source
     assert source is not None
     task = draft.task
-    work = workload_of(draft.order)
-    engine = assemble.build_engine(work, draft.mesh, task.labels, trains=False)
+    order = draft.order
+    engine = assemble.build_engine(order, draft.mesh, task.labels, trains=False)
     new, _ = models.load_weights(source, engine.weights)
     if new:
         raise _another_model(source, f"has no {', '.join(new)}: it was not trained for this task")
     if problem := models.labels_problem(source, several=task.has_several_labels):
         raise _another_model(source, problem)
-    scorer = Scorer(work, task, draft.stop, label_order(source, task.label_names))
+    scorer = Scorer(order, task, draft.stop, label_order(source, task.label_names))
     print_line(f"run: scores {source.folder}")
     try:
         result = scorer.reported(scorer.score(engine))

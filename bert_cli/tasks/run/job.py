@@ -3,8 +3,8 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic
 
@@ -22,22 +22,20 @@ from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning import layout
 from bert_cli.planning.checks import Check
 from bert_cli.planning.plan import Plan, make_plan
-from bert_cli.planning.workload import Workload, laid_out, workload_of
 from bert_cli.processes import print_error, print_line
 from bert_cli.settings.markers import FIXED, marked
 from bert_cli.statistics import Sample
+from bert_cli.tasks.model import models
 from bert_cli.tasks.run import corpora, resolve
-from bert_cli.tasks.run.corpora import Read, RecordFolder
 from bert_cli.tasks.run.resolve import Order
 from bert_cli.tasks.run.start import Folder, Start, find_start
 from bert_cli.tasks.run.task import Task
 from bert_cli.text import count
 from bert_cli.train.loop import StopRequest
 
-NEW = Start(Folder(None), None, None)
+NEW = Start(Folder(None), None)
 PRETRAINING = Task(labels=2, label_names=None, train=None)
-SAMPLE = 8
-"""Examples that are read to check the records."""
+SAMPLE = 8  # examples that are read to check the records
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,6 @@ class Job:
 
     order: TrainSettings
     """Its settings, with the sizes of the model and of the records, and with the layout."""
-    work: Workload
     start: Start
     mesh: Mesh
     stop: StopRequest
@@ -83,7 +80,7 @@ class Job:
         return {
             **self.order.model_dump(mode="json", include=marked(type(self.order), FIXED)),
             # Dropout is a function of the micro-batch.
-            "micro_batch_size": self.work.batch.micro_batch_size,
+            "micro_batch_size": self.order.global_batch.micro_batch_size,
             "examples_per_step": plan.examples_per_step,
             "total_steps": plan.total_steps,
             "corpus": self.stream.fingerprint,
@@ -109,8 +106,6 @@ class Draft(Generic[Order]):
     start: Start = NEW
     mesh: Mesh = field(init=False)
     stop: StopRequest = field(init=False)
-    read: Read = field(default_factory=lambda: cache(RecordFolder))
-    """Reads each folder of records once."""
     tokenizer: TokenizerFolder | None = None
     """The tokenizer of the examples, which is saved with the model; None for synthetic examples."""
     task: Task = PRETRAINING
@@ -128,6 +123,12 @@ class Draft(Generic[Order]):
         cluster = self.order.cluster
         return find_processes(os.environ, cluster.workers, cluster.rank)
 
+    def extend_vocabulary(self) -> None:
+        """Extend the start by rows for the pieces that the tokenizer has after the model's pieces."""
+        if self.start.source and self.tokenizer:
+            extended = models.extended(self.start.source, self.tokenizer)
+            self.start = replace(self.start, source=extended)
+
     def take(self, steps: "Steps") -> None:
         """Take steps; rank 0 prints their lines and warnings."""
         for _, step in steps:
@@ -143,7 +144,6 @@ class Draft(Generic[Order]):
         """Return the run of the complete order on these examples."""
         return Job(
             order=self.order,
-            work=workload_of(self.order),
             start=self.start,
             mesh=self.mesh,
             stop=self.stop,
@@ -164,10 +164,9 @@ Steps = Sequence[tuple[str, Callable[[Draft[Any]], str]]]
 
 def find_model(draft: Draft[PretrainSettings]) -> str:
     """Find the state from which the run starts, and take the sizes of its model."""
-    start = find_start(draft.order, Folder(draft.order.save_ckpt_path))
-    source = start.source
+    draft.start = find_start(draft.order)
+    source = draft.start.source
     draft.order = resolve.with_shape_of(draft.order, source)
-    draft.start = start
     if source is not None:
         return f"from {source.folder}"
     return "" if draft.order.save_ckpt_path is None else "none: new weights"
@@ -176,8 +175,8 @@ def find_model(draft: Draft[PretrainSettings]) -> str:
 def take_sizes(draft: Draft[PretrainSettings]) -> str:
     """Take the sizes of the records, on which memory and layout depend."""
     configured = draft.order.bert_config
-    draft.order = corpora.with_rows_for_records(draft.order, draft.start.source, draft.read)
-    draft.lines += corpora.describe_vocabulary(configured, draft.order, draft.read)
+    draft.order = corpora.with_rows_for_records(draft.order, draft.start.source)
+    draft.lines += corpora.describe_vocabulary(configured, draft.order)
     return ""
 
 
@@ -187,24 +186,21 @@ def choose_layout(draft: Draft[Any]) -> str:
     processes = draft.processes
     if order.about is not None:
         draft.lines.append(f"{order.about.what}\n{order.about.expect}")
-    work = workload_of(order)
-    if work.is_open or order.require_gpu:
-        devices = resolve.find_devices(order.engine, processes, require_gpu=order.require_gpu)
-    if work.is_open:
-        kind, number, memory = devices
+    if order.is_open or order.require_gpu:
+        kind, number, memory = resolve.find_devices(order, processes)
+    if order.is_open:
         number *= processes.count
-        is_auto = work.batch.examples_per_step is not None
+        is_auto = order.global_batch.examples_per_step is not None
         # Dropout depends on the micro-batch, so a resumed run has its checkpoint's.
-        if is_auto and (continued := draft.start.continued):
-            size = continued.state.fixed.get("micro_batch_size", 1)
-            work = layout.with_micro_batch(work, size)
-        work = layout.choose(work, kind, number, memory, processes.count)
-        draft.order = laid_out(order, work)
-        what = f"micro-batch {work.batch.micro_batch_size}" if is_auto else "layout"
+        if is_auto and (continued := draft.start.folder.newest):
+            order = layout.with_micro_batch(order, continued.state.fixed["micro_batch_size"])
+        order = layout.choose(order, kind, number, memory, processes.count)
+        draft.order = order
+        what = f"micro-batch {order.global_batch.micro_batch_size}" if is_auto else "layout"
         draft.lines.append(f"{what}: chosen for {number} x {kind} of {memory / 1e9:.1f} GB")
-        draft.lines += layout.idle_memory(work, kind, memory)
-    layout.check_processes(work.batch, processes.count)
-    text = f"{layout.shape(work)}, idle for {layout.idle(work):.1%} of a step"
+        draft.lines += layout.idle_memory(order, kind, memory)
+    layout.check_processes(order.global_batch, processes.count)
+    text = f"{layout.shape(order)}, idle for {layout.idle(order):.1%} of a step"
     if processes.count > 1:
         text += f"; {count(processes.count, 'process')} from {processes.source}"
     return text
@@ -220,9 +216,8 @@ def take_devices(draft: Draft[Any]) -> str:
     if draft.processes.rank > 0:
         nothing = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         draft.stack.enter_context(redirect_stdout(nothing))
-    work = workload_of(order)
     try:
-        mesh = resolve.open_mesh(work, draft.processes, order.cluster, draft.stop)
+        mesh = resolve.open_mesh(order, draft.processes, draft.stop)
     except StoppedWhileJoiningError:
         print_error("run: stopped before all processes had started; nothing was done")
         raise SystemExit(order.exit_code_when_stopped) from None
@@ -238,13 +233,13 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
     """Open the process' part of the examples, whose vocabulary is that of the model or extends it."""
     order = draft.order
     processes = draft.processes
-    stream = corpora.open_stream(order, processes.rank, processes.count, draft.read)
+    stream = corpora.open_stream(order, processes.rank, processes.count)
     source = draft.start.source
     if stream.folder is not None:
-        draft.tokenizer = draft.read(stream.folder)
+        draft.tokenizer = TokenizerFolder(stream.folder)
         if source is not None:
             corpora.refuse_another_vocabulary(draft.tokenizer, source, order.save_ckpt_path)
-        draft.start = draft.start.extended(draft.tokenizer)
+        draft.extend_vocabulary()
     _refuse_pairs(order, "dataset_dir", stream)
     # Damaged records are refused before anything is built.
     stream.rows(np.arange(SAMPLE))
@@ -260,7 +255,7 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
 def open_held_out(draft: Draft[PretrainSettings], name: str = "validation_dir") -> str:
     """Open the evaluation examples, if there are any; messages call them `name`."""
     order = draft.order
-    held_out = corpora.open_held_out(order, name, draft.read) if order.SAVES else None
+    held_out = corpora.open_held_out(order, name) if order.SAVES else None
     if held_out is None:
         return ""
     _refuse_pairs(order, name, held_out)
@@ -289,10 +284,10 @@ def plan_steps(draft: Draft[PretrainSettings]) -> str:
     stream = draft.stream
     if stream is not None:
         sizes = stream.epoch_size, stream.sequences_per_example
-        plan = make_plan(workload_of(order), *sizes)
+        plan = make_plan(order, *sizes)
         stream.follow(plan)
     elif order.num_epochs is None:
-        plan = make_plan(workload_of(order), None)
+        plan = make_plan(order, None)
     else:
         return ""
     draft.plan = plan
@@ -302,6 +297,7 @@ def plan_steps(draft: Draft[PretrainSettings]) -> str:
     )
 
 
+# The steps of pre-training from its order to its plan.
 STEPS: Steps = (
     ("model", find_model),
     ("sizes", take_sizes),
@@ -311,4 +307,3 @@ STEPS: Steps = (
     ("validation_dir", open_held_out),
     ("plan", plan_steps),
 )
-"""The steps of pre-training from its order to its plan."""

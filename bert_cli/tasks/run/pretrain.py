@@ -34,8 +34,8 @@ def run(settings: PretrainSettings) -> None:
     check_output_paths(settings)
     with ExitStack() as stack:
         job = resolve(settings, stack)
-        built, status = train.run_training(job, stack)
-        if status == "finished" and job.order.saves and built.is_first_rank:
+        built, finished = train.run_training(job, stack)
+        if finished and job.order.saves and built.is_first_rank:
             samples = scores.read_samples(job.folder)
             if job.task.baselines is not None and "mlm_loss" in samples:
                 examples = f"{job.stream.fingerprint} {samples['mlm_loss'].examples.digest}"
@@ -43,7 +43,7 @@ def run(settings: PretrainSettings) -> None:
                 saved = job.folder / checkpoint_name(built.state.step)
                 if warning := compare([Result(samples)], baselines, "mlm_loss", [saved]):
                     print_error(warning)
-    if status == "stopped" and settings.exit_code_when_stopped:
+    if not finished and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
 
 

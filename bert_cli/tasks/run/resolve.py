@@ -4,21 +4,18 @@ import socket
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TypeVar, cast
+from typing import cast
 
-from bert_cli.config.parallel import Cluster
-from bert_cli.config.training import TrainSettings
+from bert_cli.config.tools import DoctorSettings
+from bert_cli.config.training import Order, TrainSettings
 from bert_cli.errors import ConfigError, DeviceError, needs_extra
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, Runtime
 from bert_cli.parse.load import changed
-from bert_cli.planning.workload import Workload
 from bert_cli.processes import quiet_imports
 from bert_cli.tasks.model.models import Source
 
-Order = TypeVar("Order", bound=TrainSettings)
 ONE_PROCESS = Processes(())
-LOCAL = Cluster()
 
 
 def check_output_paths(settings: TrainSettings) -> None:
@@ -44,13 +41,16 @@ def runtime(engine: str) -> Runtime:
         return cast(Runtime, import_module(f"bert_cli.parallel.{engine}.mesh"))
 
 
-def find_devices(engine: str, processes: Processes, *, require_gpu: bool) -> Devices:
+def find_devices(
+    settings: TrainSettings | DoctorSettings, processes: Processes = ONE_PROCESS
+) -> Devices:
     """Return this process' devices.
 
     Raises DeviceError with `require_gpu` on a machine that has only its CPU.
     """
+    engine = settings.engine
     devices = runtime(engine).devices_here(processes)
-    if require_gpu and devices.kind == "CPU":
+    if settings.require_gpu and devices.kind == "CPU":
         where = f"require_gpu (rank {processes.rank} on {socket.gethostname()})"
         problem = f"engine {engine} finds neither a GPU nor a TPU"
         extra = "jax-cuda" if engine == "jax" else "cuda"
@@ -59,13 +59,13 @@ def find_devices(engine: str, processes: Processes, *, require_gpu: bool) -> Dev
     return devices
 
 
-def layout_of(work: Workload) -> Layout:
-    """Return the layout of the work."""
-    parallel = work.parallel
+def layout_of(order: TrainSettings) -> Layout:
+    """Return the layout of the order."""
+    parallel = order.parallel
     stages = parallel.pipeline_stages
     return Layout(
-        replicas=work.batch.replicas,
-        accumulation=work.batch.grad_acc_steps_per_replica,
+        replicas=order.global_batch.replicas,
+        accumulation=order.global_batch.grad_acc_steps_per_replica,
         stage_lengths=None if stages is None else list(map(len, stages)),
         stage_devices=parallel.pipeline_device_mapping or [0],
         tensor_shape=parallel.tensor_shape,
@@ -73,22 +73,21 @@ def layout_of(work: Workload) -> Layout:
         shard_weights=parallel.shard_weights,
         shard_moments=parallel.replicated_tensor_sharding,
         offload_moments=parallel.optimizer_state_offload,
-        compile=work.compile,
+        compile=order.compile,
     )
 
 
 def open_mesh(
-    work: Workload,
+    order: TrainSettings,
     processes: Processes = ONE_PROCESS,
-    cluster: Cluster = LOCAL,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Mesh:
-    """Take the devices of the work's layout and join the other processes."""
-    module = runtime(work.engine)
-    module.configure_runtime(work.precision, work.deterministic)
+    """Take the devices of the order's layout and join the other processes."""
+    module = runtime(order.engine)
+    module.configure_runtime(order.precision, order.deterministic)
     rendezvous = Rendezvous(
-        lost_after_seconds=cluster.lost_after_seconds,
-        register_seconds=cluster.start_within_seconds,
+        lost_after_seconds=order.cluster.lost_after_seconds,
+        register_seconds=order.cluster.start_within_seconds,
         stop_requested=stop_requested,
     )
-    return module.open_mesh(processes, layout_of(work), rendezvous)
+    return module.open_mesh(processes, layout_of(order), rendezvous)

@@ -91,16 +91,16 @@ def load_start(run: Run) -> str:
         return f"continues from {saved.path} (step {run.state.step:,})"
     if start.source is not None:
         labels = run.form.config.get("id2label")
-        description = load_pretrained(start.source, job.work, run.state.weights, labels)
+        description = load_pretrained(start.source, job.order, run.state.weights, labels)
         return f"{description}; the optimizer is new"
-    return f"starts with new weights from seed {job.work.seed}"
+    return f"starts with new weights from seed {job.order.seed}"
 
 
 def _check_same_kind(job: Job, group: ProcessGroup) -> None:
     """Raise ConfigError for other versions than rank 0 has, DeviceError for another processor or accelerator."""
     if group.world_size == 1:
         return
-    engine = job.work.engine
+    engine = job.order.engine
     accelerators = [] if job.mesh.kind == "CPU" else runtime(engine).device_names()
     ours = json.dumps([socket.gethostname(), traits_of_results(engine, accelerators)])
     ranks = list(map(json.loads, group.gather_texts(ours)))

@@ -4,20 +4,19 @@ Also the format of its checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.data.finetune.embeddings import embedding_files
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
 from bert_cli.model.arithmetic import scaling
 from bert_cli.model.names import hf
 from bert_cli.parallel.engine import Weight
-from bert_cli.planning.workload import Workload
 from bert_cli.tasks.model.models import (
     TF1_CONFIG,
     Source,
-    extended,
     find_source,
     load_weights,
     shapes_of,
@@ -36,15 +35,10 @@ class Folder:
         self._saved: dict[Path, Saved] = {}
 
     @property
-    def checkpoints(self) -> list[Saved]:
-        """The complete checkpoints that are there now, oldest first."""
-        paths = [] if self.path is None else complete_checkpoints(self.path)
-        return [self._saved.setdefault(path, Saved(path)) for path in paths]
-
-    @property
     def newest(self) -> Saved | None:
         """The newest complete checkpoint that is there now."""
-        return next(reversed(self.checkpoints), None)
+        paths = complete_checkpoints(self.path) if self.path else []
+        return self._saved.setdefault(paths[-1], Saved(paths[-1])) if paths else None
 
 
 @dataclass(frozen=True)
@@ -54,74 +48,62 @@ class Start:
     folder: Folder
     source: Source | None
     """The model whose shape, tokenizer and perhaps weights the run has; None for new weights."""
-    continued: Saved | None
-    """The run's own newest checkpoint."""
-
-    def extended(self, tokenizer: TokenizerFolder | None) -> "Start":
-        """Return the start with rows for the pieces that a tokenizer has after the model's pieces."""
-        source = None if self.source is None else extended(self.source, tokenizer)
-        return replace(self, source=source)
 
 
-def find_start(order: PretrainSettings, folder: Folder) -> Start:
+def find_start(order: PretrainSettings) -> Start:
     """Return the start of a run: its newest checkpoint, else the model that the order names, else new weights.
 
     Raises CheckpointError if there is no such model.
     """
-    continued = folder.newest
+    folder = Folder(order.save_ckpt_path)
+    if continued := folder.newest:
+        return Start(folder, find_source(str(folder.path), "--save-ckpt-path", continued))
     name = order.pretrained_ckpt_path
-    if continued is not None:
-        model = find_source(str(folder.path), "--save-ckpt-path", continued)
-        return Start(folder, model, continued)
-    return Start(folder, None if name is None else find_source(name), None)
+    return Start(folder, None if name is None else find_source(name))
 
 
 # --- the format of its checkpoints
 
 
-def factors_of(work: Workload) -> scaling.Table:
+def factors_of(order: TrainSettings) -> scaling.Table:
     """Return the factors of Unit Scaling, none without it."""
-    return scaling.factors(work.model, work.shape) if work.scaling else {}
+    return scaling.factors(order.bert_config, order.shape) if order.unit_scaling else {}
 
 
 def disk_format(
-    work: Workload,
+    order: TrainSettings,
     weights: Mapping[str, Weight],
     tokenizer: TokenizerFolder | None,
     label_names: Sequence[str] | None = None,
-    pooling: str | None = None,
     epoch_size: int | None = None,
 ) -> checkpoint.Format:
-    """Return the format of a model on disk: Hugging Face's names, config and tokenizer files.
-
-    `pooling` says how a model of vectors makes the vector of a text.
-    """
+    """Return the format of a model on disk: Hugging Face's names, config and tokenizer files."""
     shapes = shapes_of(weights)
-    shape = work.model
-    table = factors_of(work)
-    dtype = "float16" if work.precision == "float16" and not table else "float32"
-    config = hf.hf_config(shape, dtype=dtype, head=work.head, label_names=label_names)
+    shape = order.bert_config
+    table = factors_of(order)
+    dtype = "float16" if order.precision == "float16" and not table else "float32"
+    config = hf.hf_config(shape, dtype=dtype, head=order.head, label_names=label_names)
     if table:
-        config["scaling"] = work.scaling
+        config["scaling"] = order.unit_scaling
     files: dict[str, bytes] = {}
     if tokenizer:
-        files |= tokenizer.for_model(shape, fills_masks=work.head.fills_masks)
+        files |= tokenizer.for_model(shape, fills_masks=order.head.fills_masks)
         ids = tokenizer.special_ids
         config |= {name: ids[name] for name in ids if name in config}
-    if pooling is not None:
-        files |= embedding_files(pooling, shape.hidden_size, work.max_seq_length)
+    if order.pools_by is not None:
+        files |= embedding_files(order.pools_by, shape.hidden_size, order.max_seq_length)
     return checkpoint.Format(
         to_disk=lambda weights: hf.to_hf(scaling.folded(weights, table), shape),
         from_disk=lambda tensors: scaling.folded(hf.from_hf(tensors, shapes, shape)[0], table, -1),
         config=config,
-        files=files | hf.class_files(shape, work.head),
+        files=files | hf.class_files(shape, order.head),
         epoch_size=epoch_size,
     )
 
 
 def load_pretrained(
     source: Source,
-    work: Workload,
+    order: TrainSettings,
     weights: Mapping[str, Weight],
     labels: Mapping[str, str] | None = None,
 ) -> str:
@@ -129,12 +111,12 @@ def load_pretrained(
 
     A classifier for other `labels` (id2label of a config.json) is left out.
     """
-    hf.check_hf_config(source.described, work.model, where=source.where)
-    scaling.check_trained_with(source.described, work.scaling, source.where)
+    hf.check_hf_config(source.described, order.bert_config, where=source.where)
+    scaling.check_trained_with(source.described, order.unit_scaling, source.where)
     # Labels of Google's checkpoints have no names to compare.
     is_unnamed = Path(source.where).name == TF1_CONFIG
     same_labels = labels is None or is_unnamed or source.described.get("id2label") == labels
-    new, left_out = load_weights(source, weights, same_labels=same_labels, table=factors_of(work))
+    new, left_out = load_weights(source, weights, same_labels=same_labels, table=factors_of(order))
     parts = [f"starts from the weights in {source.folder}"]
     if trained := source.described.get("scaling"):
         parts.append(f"trained with scaling {trained}")

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from bert_cli.arrays import Bools, Floats32
+from bert_cli.config.training import TrainSettings
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, outputs_of
 from bert_cli.data.finetune.labels import Decision
 from bert_cli.data.random import chooses
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSONObject, atomic_folder
 from bert_cli.parallel.engine import Batch, Engine, Value
-from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
 from bert_cli.statistics import Examples, Sample, Score, describe, difference, intervals
 from bert_cli.train import card, scores
@@ -126,11 +126,12 @@ class Task:
 class Scorer:
     """Scores the development sets of a run, and remembers the best result."""
 
-    work: Workload
+    order: TrainSettings
+    """The order of the run."""
     task: Task
     stop: Callable[[], bool]
     """Asked between batches, since a large set takes minutes."""
-    order: Sequence[int] | None = None
+    outputs: Sequence[int] | None = None
     """The model's output of each label of the task; None if the order is the same."""
     best: tuple[int, float] | None = None
     """Step and score of the best result; of equal scores, the older result."""
@@ -171,18 +172,18 @@ class Scorer:
             if not np.isfinite(values).all():
                 remedy = "check its weights, or choose a higher precision"
                 raise DeviceError(name, "the model's outputs are not finite", remedy)
-            values = values if self.work.head.is_per_position else features.by_text(values)
-            logits[name] = values if self.order is None else values[:, self.order]
+            values = values if self.order.head.is_per_position else features.by_text(values)
+            logits[name] = values if self.outputs is None else values[:, self.outputs]
         return logits
 
     def _predict(self, engine: Engine, features: Features) -> Floats32:
         """Return logits [n, labels], or per position [T, labels]; each process takes every count-th batch."""
         group = engine.group
-        is_per_position = self.work.head.is_per_position
+        is_per_position = self.order.head.is_per_position
         rows = len(features.tokens) if is_per_position else len(features)
         logits = np.zeros((rows, self.task.labels), np.float32)
-        size = self.work.batch.micro_batch_size
-        shape = size, self.work.max_seq_length
+        size = self.order.global_batch.micro_batch_size
+        shape = size, self.order.max_seq_length
         batches = by_length(features, size)
 
         def predict(batch: Batch) -> list[Floats32]:

@@ -17,14 +17,14 @@ import numpy as np
 
 from bert_cli.arrays import Floats32
 from bert_cli.config.embed import EmbedSettings
-from bert_cli.config.finetune import Distillation
+from bert_cli.config.finetune import TaskSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune.embeddings import unit_vectors
 from bert_cli.data.finetune.features import Features, cached, texts_hash
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError
 from bert_cli.parallel.group import ProcessGroup
-from bert_cli.planning.workload import Workload
 from bert_cli.processes import print_line
 from bert_cli.tasks.model import models
 from bert_cli.tasks.model.opened import Input, Predictor, labels_of, open_model, task_of
@@ -33,28 +33,23 @@ from bert_cli.tasks.run.task import Task
 from bert_cli.text import count
 from bert_cli.train.loop import Step
 
+# Most vectors in a file of the cache, on average; an interrupted command computes about as many again.
 STORED_AT_ONCE = 64 * BATCH
-"""Most vectors in a file of the cache, on average; an interrupted command computes about as many again."""
 
 
-def with_teacher(
-    distillation: Distillation,
-    work: Workload,
-    task: Task,
-    tokenizer: TextTokenizer,
-    cache_dir: Path | None,
-) -> Task:
+def with_teacher(order: TaskSettings, task: Task, tokenizer: TextTokenizer) -> Task:
     """Return the task with the teacher's outputs on its training examples.
 
     Raises ConfigError for a teacher of another task, with other labels, another vocabulary or too few positions.
     """
     examples = task.train
     assert examples is not None
+    distillation = order.distillation
     source = models.find_source(str(distillation.teacher), "--distillation.teacher")
     where = f"distillation.teacher ({source.folder})"
     problem = models.labels_problem(source, several=task.has_several_labels)
-    if task_of(source, None) != work.head.task:
-        problem = f"is a {source.architecture}, not a model for {work.head.task}"
+    if task_of(source, None) != order.head.task:
+        problem = f"is a {source.architecture}, not a model for {order.head.task}"
     elif labels_of(source) != task.labels:
         problem = f"has {labels_of(source)} outputs, and the task {task.labels}"
     if problem:
@@ -62,26 +57,26 @@ def with_teacher(
     if models.read_tokenizer_for(source.config, source.tokenizer).pieces != tokenizer.pieces:
         remedy = "use a teacher with the vocabulary of the model"
         raise ConfigError(where, "has another vocabulary than the model", remedy)
-    if (positions := source.config.max_position_embeddings) < work.max_seq_length:
+    if (positions := source.config.max_position_embeddings) < order.max_seq_length:
         raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
     if distillation.unlabelled_file is not None and task.train_unlabelled is None:
         problem = "is only for `bert classify` and for tasks of `bert glue` whose texts are columns"
         raise ConfigError("distillation.unlabelled_file", problem, "leave it out")
-    order = label_order(source, task.label_names) or range(task.labels)
+    outputs = label_order(source, task.label_names) or range(task.labels)
     weights = source.fingerprint
     print_line(f"run: learns from the outputs of {source.folder}")
 
     def taught(part: Features, weight: float) -> Features:
         """Return examples with the teacher's outputs as columns, and as labels if they have none."""
         made_from = {"teacher": weights, "examples": part.fingerprint}
-        build = partial(_logits, work, source, tokenizer, part)
-        logits = cached(cache_dir, made_from, build)["logits"][:, order]
+        build = partial(_logits, order, source, tokenizer, part)
+        logits = cached(order.cache_dir, made_from, build)["logits"][:, outputs]
         numbers = {"weight": weight, "temperature": distillation.temperature}
         columns = {f"teacher_{n}": np.full(len(part), v, np.float32) for n, v in numbers.items()}
         if (unlabelled := task.train_unlabelled) is not None:
             columns["is_labelled"] = np.full(len(part), part is not unlabelled, np.float32)
         labels = {**part.labels, **columns}
-        if work.head.is_per_position:
+        if order.head.is_per_position:
             positions = {**part.position_labels, "teacher_logits": logits}
             return replace(part, labels=labels, position_labels=positions)
         predicted = logits[:, 0] if task.labels == 1 else logits.argmax(1).astype(np.int32)
@@ -121,13 +116,13 @@ def label_order(source: models.Source, names: Sequence[str] | None) -> list[int]
 
 
 def _logits(
-    work: Workload, source: models.Source, tokenizer: TextTokenizer, examples: Features
+    order: TrainSettings, source: models.Source, tokenizer: TextTokenizer, examples: Features
 ) -> dict[str, Floats32]:
     """Return the teacher's `logits` [n, L], or [T, L] of positions."""
     print_line(f"teacher: reads {len(examples):,} examples")
     reading = PredictSettings(model=str(source.folder), batch_size=BATCH)
-    model = open_model(source, work.head.task)
-    predictor = Predictor(model, tokenizer, reading, work.max_seq_length)
+    model = open_model(source, order.head.task)
+    predictor = Predictor(model, tokenizer, reading, order.max_seq_length)
     names = [f"example {number} of the teacher" for number in range(len(examples))]
     return {"logits": predictor.of_examples(examples, names)}
 

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Literal
 
 from bert_cli import statistics
 from bert_cli.data.examples.reader import read_ahead
@@ -30,13 +29,12 @@ from bert_cli.train.checkpoint import METRICS, checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, Every, Hook, Info, StoppedWhileScoringError, train
 from bert_cli.train.metrics import HELD_OUT, Forecast, Pace, ProgressBar
 
-Status = Literal["finished", "stopped"]
 Timer = Callable[[Run], Hook]
 """Returns a hook that is called first after each step of a run."""
 
 
-def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tuple[Run, Status]:
-    """Train from the state of the run's folder to the last step, or until a stop is requested.
+def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tuple[Run, bool]:
+    """Train from the state of the run's folder to the last step; the flag is False if a request has stopped it.
 
     `stack` holds the lock of the folder. Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
@@ -44,13 +42,12 @@ def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tupl
     plan = job.plan
     saves = job.order.saves
     _describe(job)
-    engine, state, step = build.build_run(job.work, job.mesh, job.plan, job.task.labels)
+    engine, state, step = build.build_run(job.order, job.mesh, job.plan, job.task.labels)
     step.prepare = job.task.prepare
     step.stop_requested = job.stop
-    names = job.task.label_names
-    size = job.stream.epoch_size
-    weights = state.weights
-    form = start.disk_format(job.work, weights, job.tokenizer, names, job.order.pools_by, size)
+    form = start.disk_format(
+        job.order, state.weights, job.tokenizer, job.task.label_names, job.stream.epoch_size
+    )
     if job.task.has_several_labels:
         form.config["problem_type"] = SEVERAL_LABELS
     run = Run(job, engine, state, step, form)
@@ -59,7 +56,7 @@ def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tupl
     saving.load_state(run, stack)
     seconds_built = time.monotonic() - began
     if saves and not _score_start(run):
-        return run, "stopped"
+        return run, False
     if state.step >= plan.total_steps or _stops_early(run):
         _check_updates(run)
         if state.step >= plan.total_steps:
@@ -68,7 +65,7 @@ def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tupl
             where = f"step {state.step:,} of {plan.total_steps:,}"
             print_line(f"run: ended early at {where}; a larger --early-stop continues")
         group.barrier()
-        return run, "finished"
+        return run, True
     finished = _train(run, stack, seconds_built, timer)
     # Processes that still save would treat a process that ends earlier as lost.
     group.barrier()
@@ -86,7 +83,7 @@ def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tupl
         print_line(f"run: {count(state.step, 'step')} done, {duration}; the model is {newest}")
     else:
         print_line(f"run: stopped at {at} and saved; the same command continues")
-    return run, "finished" if finished else "stopped"
+    return run, finished
 
 
 def _check_updates(run: Run) -> None:
@@ -103,15 +100,15 @@ def _check_updates(run: Run) -> None:
 def _describe(job: Job) -> None:
     """Print the plan of the run and its warnings."""
     mesh = job.mesh
-    lines = layout.describe_layout(job.work)
+    lines = layout.describe_layout(job.order)
     if (number := mesh.processes.count) > 1:
         lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
-    lines.append(f"device {mesh.devices[0][0]}, precision {job.work.precision}")
+    lines.append(f"device {mesh.devices[0][0]}, precision {job.order.precision}")
     devices = sum(map(len, mesh.devices))
     if mesh.kind == "CPU" and devices > 1:
         lines.append(f"{layout.simulated(devices)}; {layout.AUTO}")
     if job.order.dry_run:
-        each = count(job.work.batch.grad_acc_steps_per_replica, "micro-batch")
+        each = count(job.order.global_batch.grad_acc_steps_per_replica, "micro-batch")
         lines.append(
             f"dry run: two complete steps, {each} of each replica; shorter with a smaller "
             "--global-batch.grad-acc-steps-per-replica, which changes the plan above"
@@ -176,7 +173,6 @@ def _hooks(
     first = run.state.step
     pace = Pace(last, work=lambda step: job.plan.micro_batches(step).start)
     scored = Every(steps=job.evaluate_every, last_step=last)
-    picks_best = job.evaluate is not None and job.task.best
 
     def measure(info: Info) -> None:
         examples = info.metrics["examples"]
@@ -191,9 +187,9 @@ def _hooks(
         (lambda info: saving.compare_weights(run, info.step - first), each),
         (measure, each),
     ]
-    if save is not None and picks_best:
-        hooks.append((lambda info: save(), scored))
     if save is not None and job.evaluate is not None:
+        if job.task.best:
+            hooks.append((lambda info: save(), scored))
         hooks.append((partial(_evaluate, run), scored))
     hooks.append((_report(run, last, bar, None if save is None else stack), each))
     if save is not None:
@@ -204,9 +200,7 @@ def _hooks(
             # Every process takes part in a save, and their clocks differ.
             agreed=lambda due: bool(run.engine.group.broadcast([due])[0]),
         )
-        hooks.append((lambda info: save(), saved))
-        if picks_best:
-            hooks.append((partial(_write_score, run), scored))
+        hooks += [(lambda info: save(), saved), (partial(_write_score, run), scored)]
     # Saving and evaluating do not count as the time of a step.
     hooks.append((lambda info: pace.restart(), each))
     return hooks
@@ -217,16 +211,16 @@ def _report(run: Run, last: int, bar: ProgressBar, stack: ExitStack | None) -> H
     stack, which ends the writers.
     """
     job = run.job
+    order = job.order
     reporters = []
     if stack is not None and run.is_first_rank:
         reporters.append(metrics.jsonl_reporter(job.folder / METRICS, run.state.step))
-        if job.order.tensorboard_dir is not None:
-            reporters.append(metrics.tensorboard(job.order.tensorboard_dir, job.record, stack))
-        if job.order.wandb.enabled:
-            tracker = job.record["wandb"]
-            reporters.append(metrics.wandb(tracker, job.record, job.folder, stack))
+        if order.tensorboard_dir is not None:
+            reporters.append(metrics.tensorboard(order.tensorboard_dir, job.record, stack))
+        if order.wandb.enabled:
+            reporters.append(metrics.wandb(job.record, job.folder, stack))
     first = run.state.step + 1
-    cadence = Every(steps=job.order.log_every_steps, last_step=last)
+    cadence = Every(steps=order.log_every_steps, last_step=last)
     total = job.plan.total_steps
     tenth = Every(steps=math.ceil(total / 10), last_step=last)
     compared = 2 * health.compared_steps(total)
@@ -243,18 +237,18 @@ def _report(run: Run, last: int, bar: ProgressBar, stack: ExitStack | None) -> H
             del shown["seconds_left"]
         bar.after_step(info.step, shown)
         # With a progress bar, lines are printed only as often as the settings explicitly ask for.
-        is_wanted = not bar.shown or "log_every_steps" in job.order.model_fields_set
-        words = metrics.in_words(shown)
-        if is_wanted and words and (tenth.due(info.step) or info.step == first):
-            print_line(f"step {info.step}: {words}")
-        if is_wanted and (cadence.due(info.step) or info.step == first):
-            print_line(metrics.format_step(info.step, last, shown))
+        if not bar.shown or "log_every_steps" in order.model_fields_set:
+            words = metrics.in_words(shown)
+            if words and (info.step == first or tenth.due(info.step)):
+                print_line(f"step {info.step}: {words}")
+            if info.step == first or cadence.due(info.step):
+                print_line(metrics.format_step(info.step, last, shown))
         steps.append((info.step, {name: info.metrics.get(name) for name in health.USED}))
-        if info.step % health.STEPS or has_warned:
-            return
-        if warning := health.find_warning(job.record, total, steps):
-            has_warned = True
-            print_line(f"step {info.step}: {warning}")
+        if info.step % health.STEPS == 0 and not has_warned:
+            warning = health.find_warning(job.record, total, steps)
+            has_warned = bool(warning)
+            if warning:
+                print_line(f"step {info.step}: {warning}")
 
     return hook
 
@@ -276,9 +270,9 @@ def _evaluate(run: Run, info: Info) -> None:
 
 def _write_score(run: Run, info: Info) -> None:
     best = run.job.task.best
-    name = f"validation_{best}"
-    if run.is_first_rank and name in info.metrics:
-        checkpoint.write_best(run.job.folder, info.step, best, info.metrics[name])
+    value = info.metrics.get(f"{HELD_OUT}{best}")
+    if run.is_first_rank and value is not None:
+        checkpoint.write_best(run.job.folder, info.step, best, value)
 
 
 def _stops_early(run: Run) -> bool:
@@ -332,13 +326,14 @@ def _forecast(run: Run) -> Forecast:
     step = run.state.step
     left = plan.micro_batches(plan.total_steps).start - plan.micro_batches(step).start
     size = plan.micro_batch_size
-    steps = f"{count(plan.total_steps - step, 'step')}{' that are left' if step else ''}"
-    more = "" if job.evaluate is None else ", besides evaluations"
+    steps = count(plan.total_steps - step, "step")
+    steps += " that are left" if step else ""
+    steps += ", besides evaluations" if job.evaluate else ""
 
     def report(shortest: float, longest: float) -> None:
         times = " to ".join(format_duration(left * each) for each in (shortest, longest))
         pace = f"{size / longest:,.1f} to {size / shortest:,.1f} examples/s"
-        print_line(f"pace: {pace} on this machine, so {times} for {steps}{more}")
+        print_line(f"pace: {pace} on this machine, so {times} for {steps}")
         check = checks.of_duration(left * longest)
         if check.warns:
             print_line(check.warning)

@@ -11,7 +11,6 @@ from bert_cli.config.use import EvaluateSettings
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSON, is_stdout, output_json
 from bert_cli.parse.load import load_file
-from bert_cli.planning.workload import workload_of
 from bert_cli.processes import print_error, print_line, print_table
 from bert_cli.settings.markers import Engine
 from bert_cli.statistics import Sample, intervals
@@ -101,10 +100,10 @@ def samples_of(
 ) -> dict[Path, dict[str, Sample]]:
     """Return the metrics of models on the held-out examples of a run."""
     assert draft.held_out is not None
-    work = workload_of(draft.order)
-    engine = build.build_engine(work, open_mesh(work), trains=False)
+    order = draft.order
+    engine = build.build_engine(order, open_mesh(order), trains=False)
     samples = {}
     for model in models:
-        start.load_pretrained(find_source(str(model)), work, engine.weights)
+        start.load_pretrained(find_source(str(model)), order, engine.weights)
         samples[model] = pretrain.evaluate(draft.held_out, examples, engine)
     return samples

@@ -41,15 +41,15 @@ from bert_cli.train import checkpoint
 Outputs = dict[str, Floats32]
 Predict = Callable[[Mapping[str, Any]], Outputs]
 """`INPUTS` [B, S] int32 by name -> outputs by name."""
+# Largest difference of an output in float32, relative to the largest output if that is above 1.
 LARGEST_DIFFERENCE = 1e-4
-"""Largest difference of an output in float32, relative to the largest output if that is above 1."""
+# Limit of the largest output in this comparison: logits and hidden states of a sound model are below 100.
 LARGEST_OUTPUT = 1e3
-"""Limit of the largest output in this comparison: logits and hidden states of a sound model are below 100."""
+# Examples and positions of the compared batches; both vary, to detect an export with a fixed size. The last has more
+# positions than are scored together.
 SHAPES = ((1, 7), (3, 16), (1, QUERIES + 100))
-"""Examples and positions of the compared batches; both vary, to detect an export with a fixed size. The last has more
-positions than are scored together."""
+# The same for an int8 export, unless it is compared on texts.
 INT8_SHAPES = ((int8.BATCH, 32),) * 16
-"""The same for an int8 export, unless it is compared on texts."""
 
 
 def run(settings: ExportSettings) -> None:
@@ -285,13 +285,13 @@ def write_onnx(served: Served, folder: Path) -> Predict:
     return run_graph(path)
 
 
+# Format -> its writer, and the packages of the extra that it needs.
 FORMATS: Mapping[str, tuple[Callable[[Served, Path], Predict], Sequence[str]]] = {
     "hf": (write_hf, ("torch",)),
     "saved-model": (write_saved_model, ()),
     "tflite": (write_tflite, ()),
     "onnx": (write_onnx, ("torch", "onnx", "onnxscript", "onnxruntime")),
 }
-"""Format -> its writer, and the packages of the extra that it needs."""
 
 
 def _write_hf_files(model: opened.Opened, folder: Path) -> Any:

@@ -23,17 +23,15 @@ from bert_cli.tasks.model.opened import INPUTS, Input, Opened, inputs_of
 from bert_cli.tasks.model.predictions import predictors
 from bert_cli.tasks.use import predict
 
+# Operators whose weights are quantized. Without Gather, embeddings in float32 are 47 of MiniLM's 59 MB.
 OPERATORS = ["MatMul", "Gemm", "Gather"]
-"""Operators whose weights are quantized. Without Gather, embeddings in float32 are 47 of MiniLM's 59 MB."""
+# Agreement of the predictions with float32 below which the command warns, and `bert predict` does not use the graph.
+# Above it, an accuracy loses at most 0.02.
 LEAST_AGREEMENT = 0.98
-"""Agreement of the predictions with float32 below which the command warns, and `bert predict` does not use the graph.
-Above it, an accuracy loses at most 0.02."""
-MAX_TEXTS = 512
-"""Texts of a file that are compared: the first."""
-MAX_TOKENS = 512
-"""Tokens of a text that are compared: the first."""
+MAX_TEXTS = 512  # texts of a file that are compared: the first
+MAX_TOKENS = 512  # tokens of a text that are compared: the first
+# Examples that are compared at once: the logits of a vocabulary of 30,522 take 63 MB for an example of 512 tokens.
 BATCH = 8
-"""Examples that are compared at once: the logits of a vocabulary of 30,522 take 63 MB for an example of 512 tokens."""
 Columns = Mapping[str, Ints32]
 Outputs = Mapping[str, Floats32]
 

@@ -13,8 +13,8 @@ from bert_cli.tasks.model.opened import write_model_files
 from bert_cli.text import count
 from bert_cli.train import checkpoint
 
+# The number of a layer in a name of Hugging Face's BERT.
 LAYER = re.compile(r"(?<=\blayer\.)\d+(?=\.)")
-"""The number of a layer in a name of Hugging Face's BERT."""
 
 
 def run(settings: ShrinkSettings) -> None:

@@ -25,8 +25,8 @@ from bert_cli.tasks.model.vectors import Embedding, check_dimensions, open_vecto
 from bert_cli.tasks.use import export_card, int8
 from bert_cli.train import card, checkpoint
 
+# Relative frequency at which the weight of a piece is 1/2, the value of model2vec.
 FREQUENT = 1e-4
-"""Relative frequency at which the weight of a piece is 1/2, the value of model2vec."""
 MODULES = "sentence_transformers.models"
 CODE = """---
 library_name: model2vec

@@ -12,7 +12,6 @@ from bert_cli.facts.products import BatchShape
 from bert_cli.model.arithmetic.operations import Operations
 from bert_cli.model.arithmetic.scaling import check_trained_with, factors, folded
 from bert_cli.model.build import build_blocks, named_weights
-from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run.start import factors_of
 
 S, P = 24, 5
@@ -72,7 +71,7 @@ def test_each_layer_of_a_stage_has_its_own_factors():
     settings = layouts.settings_of("1x1", 1, scaling="unit", **SCALED)
     engine, reader = layouts.engine_of("1x1", 1, scaling="unit", **SCALED)
     _, ours = layouts.accumulate(engine, reader[0])
-    operations = Operations(factors=factors_of(workload_of(settings)))
+    operations = Operations(factors=factors_of(settings))
     named = build_blocks(
         settings.bert_config, seed=settings.seed, policy="float32", operations=operations
     )
@@ -88,7 +87,7 @@ def test_a_step_of_adamw_changes_each_weight_by_its_rate():
     _, state, step, reader = layouts.built(settings)
     before = {name: weight.numpy().copy() for name, weight in state.weights.items()}
     step(reader[0])
-    for name, factor in factors_of(workload_of(settings)).items():
+    for name, factor in factors_of(settings).items():
         if name in before and not name.endswith("key/bias"):
             largest = np.abs(state.weights[name].numpy() - before[name]).max()
             assert largest == pytest.approx(0.01 * factor.deviation, rel=1e-3), name

@@ -11,7 +11,6 @@ from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.group import lost_process
 from bert_cli.parallel.tensorflow import mesh as runtime
 from bert_cli.parallel.tensorflow.mesh import TensorFlowProcessGroup, rank_in
-from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.run.resolve import open_mesh
 
 WORKERS = ("a:1", "a:2", "b:1")
@@ -20,12 +19,12 @@ WORKERS = ("a:1", "a:2", "b:1")
 def test_a_layout_that_does_not_fit_gpus_or_devices_is_rejected(monkeypatch):
     # The tests divide the CPU into eight devices, which TensorFlow allows only once.
     assert len(tf.config.list_logical_devices("CPU")) == 8
-    work = workload_of(settings_of("5 stages on 4 devices", 16))
+    work = settings_of("5 stages on 4 devices", 16)
     with pytest.raises(DeviceError, match="TensorFlow was started before"):
         open_mesh(work.with_batch(replicas=4))
     monkeypatch.setattr(runtime, "gpus_of", lambda processes: ["one GPU"])
     with pytest.raises(DeviceError, match=r"needs 4 GPUs, but finds 1; .*layout auto"):
-        open_mesh(workload_of(settings_of("2x2")))
+        open_mesh(settings_of("2x2"))
 
 
 def test_the_gpus_of_a_host_are_divided_among_its_processes(monkeypatch):
@@ -50,7 +49,7 @@ def test_the_gpus_of_a_host_are_divided_among_its_processes(monkeypatch):
 
 
 def test_a_process_alone_enters_no_collective():
-    alone = TensorFlowProcessGroup(open_mesh(workload_of(settings_of("1x1"))))
+    alone = TensorFlowProcessGroup(open_mesh(settings_of("1x1")))
     assert alone.all_reduce([1.5, 2.0]).tolist() == [1.5, 2.0]
     assert (alone.broadcast([float("inf")]), alone.collectives) == ([float("inf")], 0)
 

@@ -58,7 +58,7 @@ def test_the_formula_counts_the_products_of_the_graph(name):
     settings = kind.model_validate({"generated_dataset": True, **values})
     with ExitStack() as stack:
         job = measure.resolve(settings, stack)
-    engine, _, _ = build.build_run(job.work, job.mesh, job.plan)
+    engine, _, _ = build.build_run(job.order, job.mesh, job.plan)
     (stage,) = engine.replicas[0]
     # Without the shared trace of the layers, whose products are inside of functions.
     stage.run_block = lambda block, *given: block(*given)

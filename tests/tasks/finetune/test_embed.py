@@ -13,7 +13,6 @@ from support.vectors import arguments, pairs, write_pooling
 from bert_cli.cli import main
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.tokens.tokenizer import read_tokenizer
-from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.run import finetune, resolve
 from bert_cli.tasks.run.job import Draft
@@ -75,7 +74,7 @@ def test_an_epoch_has_every_row_once_however_many_texts_it_has(changes, epochs, 
     values["global_batch"] = {"micro_batch_size": 4, "grad_acc_steps_per_replica": 3}
     settings = settings_of(**values)
     task = embed.build(settings, read_tokenizer(home / "plain"), None)
-    mesh = resolve.open_mesh(workload_of(settings))
+    mesh = resolve.open_mesh(settings)
     plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
     assert plan.total_steps == steps and reader.epoch_size in (40, 64)
     assert plan.epochs == pytest.approx(12 * steps / reader.epoch_size)

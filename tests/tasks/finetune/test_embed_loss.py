@@ -11,7 +11,6 @@ from bert_cli.model.build import build_block
 from bert_cli.model.names import hf
 from bert_cli.parallel.engine import UpdateRequest, count
 from bert_cli.parallel.tensorflow.mesh import group_of
-from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.finetune import embed
 from bert_cli.tasks.finetune.contrast import contrastive_loss
 from bert_cli.tasks.model import models
@@ -30,12 +29,11 @@ def first_step(home, **changes):
         **changes,
     }
     settings = EmbedSettings.model_validate(values)
-    work = workload_of(settings)
-    mesh = resolve.open_mesh(work)
+    mesh = resolve.open_mesh(settings)
     task = embed.build(settings, read_tokenizer(home / "plain"), None)
     task = task.teach(task=task, group=group_of(mesh)) if task.teach else task
     plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
-    engine, state, _ = build.build_run(work, mesh, plan)
+    engine, state, _ = build.build_run(settings, mesh, plan)
     models.load_weights(models.find_source(str(home / "plain")), state.weights)
     batch = task.prepare(engine, reader[0], UpdateRequest())
     counts = count(batch, engine.head.COUNTS)

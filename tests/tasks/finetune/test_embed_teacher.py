@@ -14,7 +14,6 @@ from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 from bert_cli.parallel.tensorflow.mesh import group_of
-from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.model.vectors import Embedding
 from bert_cli.tasks.run import teacher
 from bert_cli.tasks.run.resolve import open_mesh
@@ -33,9 +32,7 @@ def taught(name, cache, texts, group=None):
     settings = EmbedSettings.model_validate(values)
     features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
     task = Task(TINY.hidden_size, None, features)
-    return teacher.with_vectors(
-        settings, task, texts, group or group_of(open_mesh(workload_of(settings)))
-    ).train
+    return teacher.with_vectors(settings, task, texts, group or group_of(open_mesh(settings))).train
 
 
 def vectors_of(*arguments):

@@ -21,7 +21,6 @@ from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.random import chooses
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import DeviceError
-from bert_cli.planning.workload import workload_of
 from bert_cli.statistics import identify, mean_of
 from bert_cli.tasks.finetune import texts
 from bert_cli.tasks.model.models import find_tokenizer
@@ -173,7 +172,7 @@ def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypat
 
     engine = SimpleNamespace(gather_weights=lambda: None)
     task = Task(2, None, None, {}, evaluate, "f1")
-    scorer = Scorer(workload_of(ClassifySettings()), task, lambda: False)
+    scorer = Scorer(ClassifySettings(), task, lambda: False)
     assert [scorer.evaluate(engine, step)["f1"].value for step in (10, 20, 30)] == [0.5, 0.5, 0.4]
     assert (scorer.best, scorer.result.table) == ((10, 0.5), "old")
     monkeypatch.setattr(scorer, "_predict", lambda *_: np.array([[0.0, np.nan]]))
@@ -315,8 +314,7 @@ def taught(base, teacher, file="train", more=None, **distillation):
     values["distillation"] = {"teacher": str(teacher), **distillation}
     settings = ClassifySettings.model_validate(values)
     tokenizer = read_tokenizer(base / "model")
-    task, cache = texts.build(settings, tokenizer, None), settings.cache_dir
-    return with_teacher(settings.distillation, workload_of(settings), task, tokenizer, cache).train
+    return with_teacher(settings, texts.build(settings, tokenizer, None), tokenizer).train
 
 
 def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):

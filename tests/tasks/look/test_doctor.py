@@ -18,7 +18,6 @@ from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.runtime import Devices
 from bert_cli.parse.load import load
-from bert_cli.planning.workload import workload_of
 from bert_cli.tasks.look import doctor, examine, machine
 from bert_cli.tasks.look.machine import Finding, Report
 from bert_cli.tasks.run import corpora, job
@@ -85,7 +84,7 @@ def test_a_run_without_mistakes_has_what_its_steps_found(complete):
 def test_the_checkpoint_of_a_continued_run_is_measured_named_and_loaded(trained):
     (*_, saved) = complete_checkpoints(trained / "run")
     size = sum(file.stat().st_size for file in saved.glob("*.safetensors"))
-    estimated = examine.checkpoint_bytes(workload_of(settings_of(trained)))
+    estimated = examine.checkpoint_bytes(settings_of(trained))
     assert estimated == pytest.approx(size, rel=0.05)
     results = examined(trained)
     assert f"continue from {saved}" in of("save_ckpt_path", results).found
@@ -123,7 +122,7 @@ def test_the_records_are_read_their_epochs_counted_and_wrong_ones_are_errors(tmp
 
 def test_the_folder_has_space_and_is_given_writable_and_permanent(tmp_path, monkeypatch):
     settings = settings_of(tmp_path, keep_checkpoints=2)
-    each = examine.checkpoint_bytes(workload_of(settings))
+    each = examine.checkpoint_bytes(settings)
     with monkeypatch.context() as patch:
         for free, level in ((3 * each, "ok"), (3 * each - 1, "error")):
             patch.setattr(examine, "free_bytes", lambda _, free=free: free)
@@ -177,7 +176,7 @@ def test_text_that_repeats_itself_is_a_warning(tmp_path):
 
 def test_missing_memory_is_an_error_and_used_memory_a_warning(tmp_path, monkeypatch, complete):
     needed = of("memory of a run", complete).values["needed"]
-    work = workload_of(settings_of(tmp_path))
+    work = settings_of(tmp_path)
     cpu = Devices("CPU", 1, 0)
     for total, free, level in (
         (2 * needed, needed, "ok"),

@@ -14,7 +14,6 @@ from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.parse.load import configs_folder, load
 from bert_cli.planning.memory import estimate
-from bert_cli.planning.workload import workload_of
 from bert_cli.settings.settings import parse_bytes
 
 BASE = ["plan", "pretrain", "--config", "pretrain_base_128_phase1"]
@@ -33,7 +32,7 @@ def test_every_shipped_config_has_a_plan_whose_terms_add_up(capsys, monkeypatch)
         assert main(["plan", "pretrain", "--config", name]) == 0
         text = capsys.readouterr().out
         words = ["--config", name, "--generated-dataset"]
-        devices = estimate(workload_of(load(PretrainSettings, words, "bert pretrain")[0]))
+        devices = estimate(load(PretrainSettings, words, "bert pretrain")[0])
         assert [row[0] for row in rows(text)] == [str(n) for n in range(len(devices))]
         assert all(10**6 < one.total < 10**12 for one in devices)
         for row in rows(text):
@@ -138,7 +137,7 @@ def without_a_model() -> int:
 def test_the_estimate_is_near_the_peak_memory_of_a_run(layout, without_a_model):
     flags = {**PLAIN, **LAYOUTS[layout]}
     settings, _ = load(PretrainSettings, flags_of(flags), "bert pretrain")
-    devices = estimate(workload_of(settings))
+    devices = estimate(settings)
     estimated = sum(one.total for one in devices)
     assert sum(one.activations + one.logits for one in devices) > 0.75 * estimated
     assert estimated == pytest.approx(peak(flags) - without_a_model, rel=0.25)

@@ -153,7 +153,7 @@ def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home, ca
         batch = corpora.open_stream(settings)[0]
         assert batch["input_ids"].shape[:2] == (2, 4)
         assert ("next_sentence_positions" in batch) == ("max_sequences_per_pack" in changes)
-        held_out = corpora.open_held_out(settings, "validation_dir", corpora.RecordFolder)
+        held_out = corpora.open_held_out(settings, "validation_dir")
         rows = held_out.rows(range(9))
         assert rows["input_ids"].shape == (9, 48) and "next_sentence_positions" not in rows
     both = [{"path": str(home / "one")}, {"path": str(home / "static")}]
@@ -162,7 +162,7 @@ def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home, ca
     # Of a mixture, one part may be what is held out.
     assert "warning" not in capsys.readouterr().err
     mixed = settings_of(**usual | {"dataset_dir": both}, validation_dir=str(home / "static"))
-    corpora.open_held_out(mixed, "validation_dir", corpora.RecordFolder)
+    corpora.open_held_out(mixed, "validation_dir")
     assert "has the records that the run trains on" in capsys.readouterr().err
 
 

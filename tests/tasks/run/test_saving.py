@@ -30,8 +30,8 @@ INSTEAD = "rank 1 (host1): has another {} than rank 0 (host0): {} instead of {};
     ],
 )
 def test_ranks_that_compute_differently_are_refused_on_all(name, values, kind, monkeypatch):
-    work = SimpleNamespace(engine="tensorflow")
-    job = SimpleNamespace(work=work, mesh=SimpleNamespace(kind="CPU"))
+    order = SimpleNamespace(engine="tensorflow")
+    job = SimpleNamespace(order=order, mesh=SimpleNamespace(kind="CPU"))
     number = threading.local()
     traits = lambda *_: {"version of bert_cli": "1", name: values[number.rank]}  # noqa: E731
     monkeypatch.setattr(saving, "traits_of_results", traits)
