@@ -33,6 +33,26 @@ BARS = 16
 BAR_WIDTH = 50
 
 
+STATISTICS: dict[str, tuple[str, str | None]] = {
+    "examples": ("examples", None),
+    "tokens": ("tokens", None),
+    "real_token_fraction": ("tokens", "positions"),
+    "tokens_per_example": ("tokens", "examples"),
+    "predictions": ("predictions", None),
+    "masked_token_fraction": ("predictions", "tokens"),
+    "masks_shown_as_mask": ("masked", "predictions"),
+    "masks_shown_as_another_word": ("replaced", "predictions"),
+    "masks_shown_as_they_are": ("unchanged", "predictions"),
+    "predictions_per_example": ("predictions", "examples"),
+    "examples_with_all_predictions": ("full", "examples"),
+    "next_sentence_labels": ("labels", None),
+    "random_next_fraction": ("random_labels", "labels"),
+    "unknown_token_fraction": ("unknown", "text_tokens"),
+    "pieces_per_word": ("word_pieces", "words"),
+}
+"""Statistic of a sample -> the count, and the count that it is a fraction of."""
+
+
 class Check(NamedTuple):
     """A range of a statistic without a warning, and the words of the warning."""
 
@@ -76,7 +96,21 @@ def run(settings: InspectSettings) -> None:
     sample = SampleStatistics(vocabulary)
     for first in range(0, number, BLOCK):
         sample.add(shuffled(source, np.arange(first, min(number, first + BLOCK))))
-    report = _folder_report(source) | sample.report()
+    corpus = source.corpus
+    size = sum(file["bytes"] for file in corpus["files"])
+    report: JSONObject = {
+        "folder": str(folder),
+        "format": corpus["masking"],
+        "records": len(source),
+        "sequence_length": source.sequence_length,
+        "vocab_size": corpus["vocab_size"],
+        "bytes": size,
+        "bytes_per_record": size / len(source),
+        "files": len(corpus["files"]),
+        "largest_shard_fraction": max(file["records"] for file in corpus["files"]) / len(source),
+        "copies": number_of_copies(folder, corpus),
+        **sample.report(),
+    }
     report["repeats"] = repeats(shuffled(source, np.arange(min(TEXT_SAMPLE, number))), len(source))
     warnings = list(find_warnings(report))
     if settings.json_file is not None:
@@ -158,46 +192,13 @@ class SampleStatistics:
     def report(self) -> JSONObject:
         """Return all statistics of the sample."""
         counts = self.counts
-
-        def ratio(part: str, of: str) -> float | None:
-            return counts[part] / counts[of] if counts[of] else None
-
         counts["replaced"] = counts["predictions"] - counts["masked"] - counts["unchanged"]
-        return {
-            "examples": counts["examples"],
-            "tokens": counts["tokens"],
-            "real_token_fraction": ratio("tokens", "positions"),
-            "tokens_per_example": ratio("tokens", "examples"),
-            "predictions": counts["predictions"],
-            "masked_token_fraction": ratio("predictions", "tokens"),
-            "masks_shown_as_mask": ratio("masked", "predictions"),
-            "masks_shown_as_another_word": ratio("replaced", "predictions"),
-            "masks_shown_as_they_are": ratio("unchanged", "predictions"),
-            "predictions_per_example": ratio("predictions", "examples"),
-            "examples_with_all_predictions": ratio("full", "examples"),
-            "next_sentence_labels": counts["labels"],
-            "random_next_fraction": ratio("random_labels", "labels"),
-            "unknown_token_fraction": ratio("unknown", "text_tokens"),
-            "pieces_per_word": ratio("word_pieces", "words"),
-        }
-
-
-def _folder_report(source: Records) -> JSONObject:
-    """Return the statistics of all records, from corpus.json and the manifest."""
-    corpus = source.corpus
-    size = sum(file["bytes"] for file in corpus["files"])
-    return {
-        "folder": str(source.folder),
-        "format": corpus["masking"],
-        "records": len(source),
-        "sequence_length": source.sequence_length,
-        "vocab_size": corpus["vocab_size"],
-        "bytes": size,
-        "bytes_per_record": size / len(source),
-        "files": len(corpus["files"]),
-        "largest_shard_fraction": max(file["records"] for file in corpus["files"]) / len(source),
-        "copies": number_of_copies(source.folder, corpus),
-    }
+        report: JSONObject = {}
+        for name, (part, total) in STATISTICS.items():
+            report[name] = counts[part]
+            if total is not None:
+                report[name] = counts[part] / counts[total] if counts[total] else None
+        return report
 
 
 def find_warnings(report: JSONObject) -> Iterator[Finding]:
@@ -231,14 +232,14 @@ def find_warnings(report: JSONObject) -> Iterator[Finding]:
 
 def _table(report: JSONObject) -> list[str]:
     """Return a line of text for each statistic by its name in JSON; `-` is an unknown value."""
-    rows = {name.replace("_", " "): value for name, value in report.items()}
-    width = max(map(len, rows))
-    shown = {
-        name: f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
-        for name, value in rows.items()
-        if isinstance(value, int | float)
-    }
-    return [f"  {name:<{width}}  {shown.get(name, '-')}" for name in rows]
+    width = max(map(len, report))
+    lines = []
+    for name, value in report.items():
+        shown = (
+            "-" if value is None else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+        )
+        lines.append(f"  {name.replace('_', ' '):<{width}}  {shown}")
+    return lines
 
 
 def histogram(lengths: Counter[int], longest: int) -> list[str]:

@@ -91,10 +91,7 @@ class Records:
         if self.packs is None:
             columns = self._masked(epochs, numbers, recipe)
             return {name: columns[name] for name in formats.FIELDS}
-        return self._packed(self.packs.records(numbers, epochs), epochs, recipe)
-
-    def _packed(self, records_nC: Ints, epochs: Ints, recipe: MaskRecipe) -> Batch:
-        """Return packs of the dynamic records [n, C], each masked as if it were alone; -1 is none."""
+        records_nC = self.packs.records(numbers, epochs)
         is_record_nC = records_nC >= 0
         counts = is_record_nC.sum(axis=1)
         columns = self._masked(np.repeat(epochs, counts), records_nC[is_record_nC], recipe)
@@ -208,14 +205,12 @@ class Packs:
         self._ends = np.cumsum(self._counts)
         # For each combination and slot, the first of the records of its length that the slot takes:
         # the k-th pack of the combination takes the k-th from there.
-        flat = self._lengths.ravel()
-        taken = np.repeat(self._counts, sequences)
-        first = np.zeros(len(flat), np.int64)
-        order = np.argsort(flat, kind="stable")
-        before = np.cumsum(taken[order]) - taken[order]
-        starts = np.searchsorted(flat[order], flat[order])
-        first[order] = before - before[starts]
-        self._first = first.reshape(self._lengths.shape)
+        self._first = np.zeros_like(self._lengths)
+        taken = np.zeros(longest + 1, np.int64)
+        for row, count in enumerate(self._counts.tolist()):
+            for slot, length in enumerate(self._lengths[row].tolist()):
+                self._first[row, slot] = taken[length]
+                taken[length] += count
 
     def __len__(self) -> int:
         """Return the number of packs of an epoch."""

@@ -177,14 +177,10 @@ def static_mistakes(columns: Batch) -> Iterator[tuple[str, Any]]:
     is_masked_BP = columns["masked_lm_weights"] > 0
     is_padding_BP = positions_BP >= np.count_nonzero(is_token_BS, axis=1)[:, None]
     yield "masked_lm_positions names padding", (is_padding_BP & is_masked_BP).any(axis=1)
-    # Increasing positions are distinct; sorting all rows would take longer than the other checks.
-    rises_BP = (positions_BP[:, 1:] > positions_BP[:, :-1]) | ~is_masked_BP[:, 1:]
-    rows = np.flatnonzero(~rises_BP.all(axis=1))
     # Unused slots become different negative numbers.
     unused_P = ~np.arange(positions_BP.shape[1])
-    sorted_RP = np.sort(np.where(is_masked_BP[rows], positions_BP[rows], unused_P), axis=1)
-    is_twice_B = np.zeros(len(positions_BP), np.bool_)
-    is_twice_B[rows] = (sorted_RP[:, 1:] == sorted_RP[:, :-1]).any(axis=1)
+    sorted_BP = np.sort(np.where(is_masked_BP, positions_BP, unused_P), axis=1)
+    is_twice_B = (sorted_BP[:, 1:] == sorted_BP[:, :-1]).any(axis=1)
     yield "masked_lm_positions names a position twice", is_twice_B
 
 

@@ -126,10 +126,7 @@ def refuse_compressed(path: Path) -> None:
 
 
 def write_index(path: Path) -> int:
-    """Write the index of a record file from its frames, without the payloads; return the size of the file.
-
-    Raises DataError, with file and byte, where a frame is corrupt or cut.
-    """
+    """Write the index of a record file from its frames, without the payloads; return the size of the file."""
     size = path.stat().st_size
     offset = 0
     with (
@@ -246,9 +243,7 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
     if vocab is None:
         problem = "has no corpus.json, so another tool made its records"
         raise DataError(f"folder ({folder})", problem, "pass their vocabulary: --vocab vocab.txt")
-    path = next((path for path in record_files(folder) if path.stat().st_size), None)
-    if path is None:
-        raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
+    path = max(record_files(folder), key=lambda path: path.stat().st_size > 0)  # the first of these
     refuse_compressed(path)
     with path.open("rb") as file:
         head = file.read(tfrecord.HEAD_BYTES)

@@ -7,7 +7,6 @@ Shapes: B examples, S positions, P masked positions, V vocabulary size, W words 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,14 +32,6 @@ class MaskRecipe:
     masking: Masking
     predictions: int  # P, the most masked positions of an example
     is_continuation: Bools | None = None  # [V] tokens that continue a word, for whole words
-
-
-class _Words(NamedTuple):
-    """The words of rows, numbered from 0 in each row."""
-
-    begins: Bools  # [B, S] whether a position begins a word
-    numbers: Ints64  # [B, S] the word of a position; without meaning outside words
-    sizes: Ints64  # [B, W] tokens of each word; 0 after the last word of a row
 
 
 def mask_examples(
@@ -70,9 +61,8 @@ def mask_examples(
         positions_BP = _choose_tokens(order_BS, maskable_BS, quotas_B, predictions)
     else:
         assert recipe.is_continuation is not None
-        words = _find_words(tokens_BS, maskable_BS, recipe.is_continuation)
-        is_chosen_BW = _choose_words(order_BS, words, quotas_B)
-        is_masked_BS = maskable_BS & np.take_along_axis(is_chosen_BW, words.numbers, axis=1)
+        continues_BS = continuations(tokens_BS, maskable_BS, recipe.is_continuation)
+        is_masked_BS = _choose_words(order_BS, maskable_BS, continues_BS, quotas_B)
         sorted_BS = np.sort(np.where(is_masked_BS, positions, len(positions)), axis=1)
         positions_BP = sorted_BS[:, :predictions]
     return {
@@ -112,30 +102,28 @@ def unmasked(batch: Batch) -> Ints32:
     return tokens_BS
 
 
-def _find_words(tokens_BS: Ints, maskable_BS: Bools, is_continuation: Bools) -> _Words:
-    rows, length = tokens_BS.shape
-    begins_BS = maskable_BS & ~continuations(tokens_BS, maskable_BS, is_continuation)
+def _choose_words(
+    order_BS: Keys, maskable_BS: Bools, continues_BS: Bools, quotas_B: Ints64
+) -> Bools:
+    """Return which positions [B, S] are masked: words in random order, each that still fits into the quota."""
+    rows, length = maskable_BS.shape
+    begins_BS = maskable_BS & ~continues_BS
     numbers_BS = np.maximum(np.cumsum(begins_BS, axis=1) - 1, 0)
     numbers = (numbers_BS + np.arange(rows)[:, None] * length)[maskable_BS]
     sizes_BW = np.bincount(numbers, minlength=rows * length).reshape(rows, length)
-    return _Words(begins_BS, numbers_BS, sizes_BW)
-
-
-def _choose_words(order_BS: Keys, words: _Words, quotas_B: Ints64) -> Bools:
-    """Return which words [B, W] are masked: in random order, each that still fits into the quota."""
-    is_chosen_BW = np.zeros(words.sizes.shape, np.bool_)
+    is_chosen_BW = np.zeros((rows, length), np.bool_)
     left_B = quotas_B.copy()
-    row = np.arange(len(order_BS))
-    for order_B in np.sort(np.where(words.begins, order_BS, _NEVER), axis=1).T:
+    row = np.arange(rows)
+    for order_B in np.sort(np.where(begins_BS, order_BS, _NEVER), axis=1).T:
         row = row[(left_B[row] > 0) & (order_B[row] != _NEVER)]
         if not len(row):
             break
         begin = (order_B[row] & _POSITION_BITS).astype(np.int64)
-        word = row, words.numbers[row, begin]
-        fits = words.sizes[word] <= left_B[row]
-        left_B[row] -= np.where(fits, words.sizes[word], 0)
+        word = row, numbers_BS[row, begin]
+        fits = sizes_BW[word] <= left_B[row]
+        left_B[row] -= np.where(fits, sizes_BW[word], 0)
         is_chosen_BW[word] = fits
-    return is_chosen_BW
+    return maskable_BS & np.take_along_axis(is_chosen_BW, numbers_BS, axis=1)
 
 
 def _replace(tokens_BS: Ints, positions_BP: Ints64, keys_B: Keys, recipe: MaskRecipe) -> Batch:

@@ -6,6 +6,7 @@ frame. Blocks of Examples are written and read with NumPy, many times as fast as
 protobuf's, with sorted keys, and features may be read in any order.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Self
 
 import google_crc32c
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from bert_cli.arrays import Ints, UInts8
 from bert_cli.errors import DataError
@@ -26,6 +26,8 @@ CHECKSUM_BYTES = 4
 MASK = 0xA282EAD8
 
 _LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}
+_VARINT = rb"([\x80-\xff]{0,4}[\0-\x7f])"
+_LENGTH = re.compile(rb"\x0a" + _VARINT)  # of the map of features, and of an entry of it
 
 
 # --- frames
@@ -82,26 +84,13 @@ class RecordWriter:
 
 def read_payloads(frames: Sequence[bytes], where: Callable[[int], str], remedy: str) -> list[bytes]:
     """Return the payloads of frames [n]. Raises DataError at `where(row)` for a truncated, shifted or changed row."""
-    if not frames:
-        return []
-    sizes = np.fromiter(map(len, frames), np.int64, len(frames))
-    is_wrong = sizes < FRAME_BYTES
-    if not is_wrong.any():
-        data = np.frombuffer(b"".join(frames), np.uint8)
-        ends = np.cumsum(sizes)
-        different, which = np.unique(sizes, return_inverse=True)
-        heads = b"".join([_frame_head(size - FRAME_BYTES) for size in different.tolist()])
-        expected_heads = np.frombuffer(heads, np.uint8).reshape(-1, HEAD_BYTES)[which]
-        stored_heads = sliding_window_view(data, HEAD_BYTES)[ends - sizes]
-        payloads = [frame[HEAD_BYTES:-CHECKSUM_BYTES] for frame in frames]
-        crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(payloads))
-        expected = ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(MASK)
-        stored = sliding_window_view(data, CHECKSUM_BYTES)[ends - CHECKSUM_BYTES].view("<u4")[:, 0]
-        is_wrong = (stored_heads != expected_heads).any(axis=1) | (stored != expected)
-        if not is_wrong.any():
-            return payloads
-    problem = "no record starts here, or it is truncated or corrupt (wrong checksum)"
-    raise DataError(where(int(np.argmax(is_wrong))), problem, remedy)
+    payloads = [frame[HEAD_BYTES:-CHECKSUM_BYTES] for frame in frames]
+    for row, (frame, payload) in enumerate(zip(frames, payloads, strict=True)):
+        head = frame[:HEAD_BYTES]
+        if head != _frame_head(len(payload)) or frame[-CHECKSUM_BYTES:] != masked_crc(payload):
+            problem = "no record starts here, or it is truncated or corrupt (wrong checksum)"
+            raise DataError(where(row), problem, remedy)
+    return payloads
 
 
 # --- tf.train.Example: a map from names to lists of numbers or bytes
@@ -179,49 +168,43 @@ def find_lists(payloads: Sequence[bytes], kinds: Mapping[str, str]) -> dict[str,
 
     The features of an Example may have any order, and others are ignored.
     """
-    longest = max(map(len, kinds)) + 1
-    joined = b"".join([*payloads, bytes(longest)])
-    data = np.frombuffer(joined, np.uint8)
-    windows = sliding_window_view(data, longest)
-    numbers = {name.encode(): number for number, name in enumerate(kinds)}
-    # The last tag stands for every other feature.
-    tags = np.frombuffer(b"".join([*(_LIST_TAG[kind] for kind in kinds.values()), b"\0"]), np.uint8)
-    spans = np.zeros((len(tags), 2, len(payloads)), np.int64)
-    sizes = np.fromiter(map(len, payloads), np.int64, len(payloads))
-    last = np.cumsum(sizes)
-    is_features = _bytes_at(data, last - sizes) == 0x0A
-    size, at = _varints_at(data, last - sizes + 1)
-    rows = np.flatnonzero(is_features & (at + size == last))
-    at = at[rows]
-    last = last[rows]
-    while len(rows):
-        is_list = _bytes_at(data, at) == 0x0A
-        size, at = _varints_at(data, at + 1)  # map entry
-        end = at + size
-        key = at + 2
-        length = _bytes_at(data, at + 1)
-        is_list &= _bytes_at(data, at) == 0x0A
-        is_key = np.arange(longest) < length[:, None]
-        keys = windows[np.minimum(key, len(windows) - 1)] * is_key
-        if (keys == keys[0]).all():  # as in records of one tool; saves most of the time
-            keys = keys[:1]
-        texts = keys.view(f"S{longest}")[:, 0].tolist()
-        which = np.array([numbers.get(text, -1) for text in texts])
-        at = key + length
-        for tag in (0x12, tags[which], 0x0A):  # Feature, its list, the list's values
-            is_list &= _bytes_at(data, at) == tag
-            size, at = _varints_at(data, at + 1)
-            is_list &= at + size == end
-        spans[which, :, rows] = np.where(is_list, (at, end), 0).T
-        rest = (end > key) & (end < last)
-        spans[:, :, rows[~rest & (end != last)]] = 0  # of a damaged Example
-        rows = rows[rest]
-        at = end[rest]
-        last = last[rest]
-    return {
-        name: [joined[start:end] for start, end in span.T.tolist()]
-        for name, span in zip(kinds, spans, strict=False)
-    }
+    lists = {name: [b""] * len(payloads) for name in kinds}
+    keys = {bytes([len(name)]) + name.encode(): name for name in kinds}
+    by_key = {key + _LIST_TAG[kinds[name]]: lists[name] for key, name in keys.items()}
+    head = _feature_heads(tuple(keys))
+    for row, payload in enumerate(payloads):
+        entry = _LENGTH.match(payload)
+        at = entry.end() if entry else 0
+        if not entry or at + _number(entry[1]) != len(payload):
+            continue
+        while entry := _LENGTH.match(payload, at):
+            at = entry.end() + _number(entry[1])
+            feature = head.match(payload, entry.end())
+            values = by_key.get(feature[1] + feature[3]) if feature else None
+            if (
+                feature
+                and values
+                and feature.end(2) + _number(feature[2]) == at
+                and feature.end(4) + _number(feature[4]) == at
+                and feature.end() + _number(feature[5]) == at
+            ):
+                values[row] = payload[feature.end() : at]
+        if at != len(payload):  # a damaged Example
+            for values in lists.values():
+                values[row] = b""
+    return lists
+
+
+@lru_cache(maxsize=4)
+def _feature_heads(keys: tuple[bytes, ...]) -> re.Pattern[bytes]:
+    """Return a pattern for what stands before the values of a feature: its key, and the sizes of it and its list."""
+    names = b"|".join(map(re.escape, keys))
+    return re.compile(rb"\x0a(%b)\x12%b([\x0a\x12\x1a])%b\x0a%b" % (names, *[_VARINT] * 3))
+
+
+@lru_cache(maxsize=1 << 14)
+def _number(varint: bytes) -> int:
+    return sum((byte & 127) << 7 * place for place, byte in enumerate(varint))
 
 
 def parse_varints(lists: Sequence[bytes]) -> tuple[Ints, Ints]:
@@ -247,20 +230,3 @@ def parse_varints(lists: Sequence[bytes]) -> tuple[Ints, Ints]:
     # Of more than ten bytes, which protobuf never writes.
     numbers[is_longer] = np.iinfo(np.int64).max
     return numbers, counts
-
-
-def _varints_at(data: UInts8, at: Ints) -> tuple[Ints, Ints]:
-    """Return the varints at indices [B] and the indices after them."""
-    byte = _bytes_at(data, at)
-    numbers = (byte & 127).astype(np.int64)
-    shift = 7
-    while shift < 35 and (more := byte > 127).any():
-        at = at + more
-        byte = _bytes_at(data, at) * more
-        numbers |= (byte & 127).astype(np.int64) << shift
-        shift += 7
-    return numbers, at + 1
-
-
-def _bytes_at(data: UInts8, at: Ints) -> UInts8:
-    return data.take(at, mode="clip")
