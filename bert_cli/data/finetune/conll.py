@@ -87,35 +87,37 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     written = (line.strip(" \t") for line in lines if not line.startswith("# "))
     separator = "\t" if any("\t" in line for line in written) else " "
     remarks: Counter[str] = Counter()
-    rows: list[list[Line]] = [[]]
+    rows: list[list[Line]] = []
     documents: list[int] = []
     columns = 0
+    sentence: list[Line] = []
+    before = "O"
     for number, line in enumerate(lines, 1):
         cells = _cells(line, separator)
-        where = f"{path} (line {number})"
         is_label = bool(cells) and _LABEL.fullmatch(cells[-1]) is not None
         if not cells or cells[0] == DOCUMENT:
             remarks[DOCUMENTS] += bool(cells)
-            if rows[-1]:
-                rows.append([])
-        elif line.startswith("# ") and (not is_label or (separator == "\t" and len(cells) == 1)):
+            sentence = []
+            before = "O"
+            continue
+        if line.startswith("# ") and (not is_label or (separator == "\t" and len(cells) == 1)):
             remarks[COMMENTS] += 1
-        else:
-            columns = columns or max(2, len(cells))
-            if len(cells) != columns or not cells[0] or not is_label:
-                problem = f"'{' '.join(cells)}' is not a line of {columns} columns, from a word to a BIO label"
-                remedy = (
-                    "fix the line; labels are O, B-type or I-type: convert other schemes to BIO"
-                )
-                raise DataError(where, problem, remedy)
-            documents += [] if rows[-1] else [remarks[DOCUMENTS]]
-            before = rows[-1][-1][1][-1] if rows[-1] else "O"
-            label = cells[-1]
-            if label[0] == "I" and (before == "O" or before[1:] != label[1:]):
-                cells[-1] = f"B{label[1:]}"
-                remarks[CONVERTED] += 1
-            rows[-1].append((where, cells))
-    rows = list(filter(None, rows))
+            continue
+        columns = columns or max(2, len(cells))
+        where = f"{path} (line {number})"
+        if len(cells) != columns or not cells[0] or not is_label:
+            problem = f"'{' '.join(cells)}' is not a line of {columns} columns, from a word to a BIO label"
+            remedy = "fix the line; labels are O, B-type or I-type: convert other schemes to BIO"
+            raise DataError(where, problem, remedy)
+        if not sentence:
+            rows.append(sentence)
+            documents.append(remarks[DOCUMENTS])
+        label = cells[-1]
+        if label[0] == "I" and (before == "O" or before[1:] != label[1:]):
+            cells[-1] = f"B{label[1:]}"
+            remarks[CONVERTED] += 1
+        before = cells[-1]
+        sentence.append((where, cells))
     if not rows:
         remedy = "use a CoNLL file, with a word and its label on each line"
         raise DataError(str(path), "contains no sentences", remedy)
@@ -128,15 +130,15 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
         words = [[word.removeprefix(prefix) or word for word in sentence] for sentence in words]
         remarks[PREFIXED] = sum(map(len, words))
     remarks[REPEATED] = repeats([[" ".join(sentence)] for sentence in words])
-    tags = [[(where, cells[-1]) for where, cells in sentence] for sentence in rows]
     remarks[COUNTED] = column * len(words)
+    tags = [[(where, cells[-1]) for where, cells in sentence] for sentence in rows]
     if label_names is None:
-        marked = [(where, tag) for sentence in tags for where, tag in sentence if tag != "O"]
+        marked = [(where, tag[1:]) for where, tag in chain.from_iterable(tags) if tag != "O"]
         if not marked:
             problem = "has no entity: the label in the last column of each line is O"
             raise DataError(str(path), problem, "use a file whose last column labels entities")
-        check_spellings((where, tag[2:]) for where, tag in marked)
-        types = sorted({tag[1:] for _, tag in marked})
+        check_spellings((where, kind[1:]) for where, kind in marked)
+        types = sorted({kind for _, kind in marked})
         label_names = ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
     labels = [label_numbers(sentence, label_names).tolist() for sentence in tags]
     documents = documents if len({*documents}) > 1 else []
@@ -144,10 +146,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
 
 
 def _word_column(sentences: Sequence[Sequence[Line]]) -> int:
-    """Return the column of the words: 0, or 1 where column 0 counts the words of each sentence.
-
-    Raises DataError where it counts them in most sentences only, or where no word follows.
-    """
+    """Return the column of the words: 0, or 1 where column 0 counts the words of each sentence."""
     long = [lines for lines in sentences if len(lines) > 1]
     if 2 * sum(map(_is_counted, long)) <= len(long):
         return 0
@@ -226,15 +225,13 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     for chunk in _CHUNK.finditer(text):
         begin, end = chunk.span()
-        is_mark = [unicodedata.category(letter).startswith("P") for letter in chunk[0]]
-        while begin < end - 1 and is_mark[begin - chunk.start()]:
-            spans.append((begin, begin + 1))
-            begin += 1
-        last = end
-        while last > begin + 1 and is_mark[last - 1 - chunk.start()]:
-            last -= 1
-        spans.append((begin, last))
-        spans += [(index, index + 1) for index in range(last, end)]
+        is_word = [not unicodedata.category(letter).startswith("P") for letter in chunk[0]]
+        # Of marks alone, the last is the word.
+        first = is_word.index(True) if any(is_word) else len(is_word) - 1
+        after = len(is_word) - is_word[::-1].index(True) if any(is_word) else len(is_word)
+        spans += [(n, n + 1) for n in range(begin, begin + first)]
+        spans.append((begin + first, begin + after))
+        spans += [(n, n + 1) for n in range(begin + after, end)]
     return spans
 
 

@@ -46,7 +46,7 @@ def read_texts(path: Path, columns: Sequence[str]) -> list[list[str]]:
     rows = []
     for where, row in _rows(path, columns):
         rows.append([tables.text_of(row, name, where) for name in columns])
-        if not all(text.strip() for text in rows[-1]):
+        if not all(map(str.strip, rows[-1])):
             raise DataError(where, "has an empty text", "remove the row or fill it in")
     return rows
 
@@ -216,10 +216,7 @@ class _Module(BaseModel):
 
 
 def read_embedding(folder: Path) -> JSONObject:
-    """Return `pooling`, `normalize` and `max_seq_length` of a sentence-transformers folder; absent values are left out.
-
-    Raises CheckpointError, which names the entry, for a module or a setting that is not applied.
-    """
+    """Return `pooling`, `normalize` and `max_seq_length` of a sentence-transformers folder, as far as it has them."""
     if _read(folder / DEFAULTS, JSONObject).get("model_type") == "CrossEncoder":
         return {}  # a classifier of pairs
     _settings(folder / DEFAULTS)
@@ -251,10 +248,7 @@ def read_embedding(folder: Path) -> JSONObject:
 
 
 def read_prompts(folder: Path) -> tuple[str, str]:
-    """Return what stands before a question and before a document, by the names of sentence-transformers.
-
-    Raises CheckpointError for prompts that the pooling leaves out.
-    """
+    """Return what stands before a question and before a document, by the names of sentence-transformers."""
     prompts = _read(folder / DEFAULTS, JSONObject).get("prompts") or {}
     names = next((name for name in ("document", "passage", "corpus") if name in prompts), "")
     pair = prompts.get("query") or "", prompts.get(names) or ""

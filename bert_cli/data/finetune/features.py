@@ -168,23 +168,21 @@ def most_central(owner: Ints64, first: Ints64, length: Ints64) -> Bools:
     Context is measured as in Google's code of SQuAD: the smaller number of tokens left and right of the token, plus a
     hundredth of the window's length.
     """
-    # Most texts have one window, which is the best for all its tokens.
-    several = np.bincount(owner)[owner] > 1
-    best = np.repeat(~several, length)
-    owner = owner[several]
-    first = first[several]
-    length = length[several]
-    token = runs(first, length)
-    left = token - np.repeat(first, length)
-    sizes = np.repeat(length, length)
-    value = 100 * np.minimum(left, sizes - 1 - left) + sizes
-    # For each token of each text the best window comes first, the earlier window at ties.
-    text = np.repeat(owner, length)
-    order = np.lexsort((-value, token, text))
-    changes = (np.diff(text[order], prepend=-1) != 0) | (np.diff(token[order], prepend=-1) != 0)
-    wins = np.zeros(len(order), np.bool_)
-    wins[order[changes]] = True
-    best[~best] = wins
+    best = np.ones(int(length.sum()), np.bool_)
+    ends = length.cumsum()
+    begin = 0
+    for windows in np.bincount(owner).tolist():
+        rows = slice(begin, begin + windows)
+        begin += windows
+        if windows > 1:
+            spans = list(zip(ends[rows] - length[rows], first[rows], length[rows], strict=True))
+            values = np.full((windows, spans[-1][1] + spans[-1][2]), -1, np.int64)
+            for value, (_, start, size) in zip(values, spans, strict=True):
+                left = np.arange(size)
+                value[start : start + size] = 100 * np.minimum(left, left[::-1]) + size
+            winner = values.argmax(axis=0)  # the earlier window at ties
+            for window, (offset, start, size) in enumerate(spans):
+                best[offset : offset + size] = winner[start : start + size] == window
     return best
 
 

@@ -7,7 +7,7 @@ every row.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -109,7 +109,12 @@ def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
     names = task.label_names
     if names is None and not task.is_regression:
         names = _label_names(path.parent, task)
-    labels = _labels(task, words, names) if is_labelled else None
+    labels: tables.Labels | None = None
+    if is_labelled and task.is_regression:
+        scores = [number_of(word, where, 0.0, HIGHEST_SIMILARITY) for where, word in words]
+        labels = np.array(scores, np.float32)
+    elif is_labelled:
+        labels = label_numbers(words, task.labels or names or ())
     return tables.examples_of(texts, labels, ids, names, remarks)
 
 
@@ -142,16 +147,6 @@ def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> t
         else:
             problem = f"has {len(cells)} of {len(columns)} columns"
             raise DataError(where, problem, "download the file again")
-
-
-def _labels(
-    task: Task, words: Sequence[tuple[str, str]], names: Sequence[str] | None
-) -> tables.Labels:
-    """Return the label numbers [n], or for regression the scores [n], of (location, label) pairs."""
-    if not task.is_regression:
-        return label_numbers(words, task.labels or names or ())
-    scores = [number_of(word, where, 0.0, HIGHEST_SIMILARITY) for where, word in words]
-    return np.array(scores, np.float32)
 
 
 def _label_names(folder: Path, task: Task) -> tuple[str, ...]:

@@ -29,10 +29,7 @@ def label_of(row: Row, name: str, where: str) -> str:
 
 
 def word_of(value: object, name: str, where: str) -> str:
-    """Return a label as a word without outer white space: true, 3 and 3.0 are "true", "3" and "3".
-
-    Raises DataError for other types, and for a missing value.
-    """
+    """Return a label as a word without outer white space: true, 3 and 3.0 are "true", "3" and "3"."""
     if isinstance(value, bytes):
         value = files.decode(value, where)
     elif isinstance(value, float) and value.is_integer():
@@ -59,10 +56,7 @@ def number_of(word: str, where: str, *limits: float) -> float:
 def labels_of(
     row: Row, columns: Sequence[str], separator: str | None, where: str
 ) -> tuple[tuple[str, ...], bool]:
-    """Return a row's labels, and whether it may have several: a list, a text with a separator, columns of 0 and 1.
-
-    Raises DataError for a value that is not a label, and for a column of several labels with neither 0 nor 1.
-    """
+    """Return a row's labels, and whether it may have several: a list, a text with a separator, columns of 0 and 1."""
     check_columns(where, columns, row)
     if len(columns) > 1:
         words = {name: word_of(row[name], name, where).lower() for name in columns}

@@ -54,7 +54,7 @@ def decide(logits: Floats, labels: Column, names: Sequence[str]) -> Decision:
     """Return what texts choose: a temperature by labels [n], or by several labels [n, L] the threshold of each."""
     if labels.ndim == 1:
         return Decision(temperature=best_temperature(logits, labels))
-    best = best_thresholds(labels, expit(logits)).tolist()
+    best = best_thresholds(labels, expit(logits))
     return Decision(thresholds=dict(zip(names, best, strict=True)))
 
 
@@ -104,27 +104,25 @@ def describe_rare(labels: Column, names: Sequence[str]) -> str:
     )
 
 
-def best_thresholds(labels: Column, probabilities: Floats) -> Floats:
+def best_thresholds(labels: Column, probabilities: Floats) -> list[float]:
     """Return the threshold of each label [L] with the best F1 on texts [n, L]; 0.5 where none is better.
 
     A threshold lies halfway between two probabilities; of equally good ones, the nearest to 0.5 is taken.
     """
-    columns = zip(labels.T, probabilities.T.astype(np.float64), strict=True)
-    return np.array([_best_threshold(*column) for column in columns])
-
-
-def _best_threshold(labels: Column, probabilities: Floats) -> float:
-    order = np.argsort(-probabilities, kind="stable")
-    ordered = probabilities[order]
-    after = np.append(ordered[1:], 0.0)
-    hits = labels[order].cumsum(dtype=np.int64)
+    thresholds = []
     predicted = np.arange(1, len(labels) + 1)
-    f1 = np.where(ordered > after, 2 * hits / (predicted + hits[-1]), 0.0)
-    middle = (ordered + after) / 2
-    best = (f1 - 1e-9 * np.abs(middle - USUAL_THRESHOLD)).argmax()
-    usual = probabilities > USUAL_THRESHOLD
-    usual_f1 = 2 * (labels * usual).sum() / max(1, labels.sum() + usual.sum())
-    return float(middle[best]) if f1[best] > usual_f1 else USUAL_THRESHOLD
+    for has_label, column in zip(labels.T, probabilities.T.astype(np.float64), strict=True):
+        order = np.argsort(-column, kind="stable")
+        ordered = column[order]
+        after = np.append(ordered[1:], 0.0)
+        hits = has_label[order].cumsum(dtype=np.int64)
+        f1 = np.where(ordered > after, 2 * hits / (predicted + hits[-1]), 0.0)
+        middle = (ordered + after) / 2
+        best = (f1 - 1e-9 * np.abs(middle - USUAL_THRESHOLD)).argmax()
+        usual = column > USUAL_THRESHOLD
+        usual_f1 = 2 * (has_label * usual).sum() / max(1, has_label.sum() + usual.sum())
+        thresholds.append(float(middle[best]) if f1[best] > usual_f1 else USUAL_THRESHOLD)
+    return thresholds
 
 
 def scores_of_labels(labels: Column, predictions: Column) -> list[list[float]]:

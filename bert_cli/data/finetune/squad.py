@@ -38,7 +38,7 @@ class Answer:
     """A text of the context and the character where it starts."""
 
     text: str
-    start: int
+    answer_start: int
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,10 @@ class Gold:
     examples: Examples  # those about a paragraph are a group
 
 
-class _Answer(BaseModel, strict=True):
-    text: str
-    answer_start: int
-
-
 class _Row(BaseModel, strict=True):
     id: str | int
     question: str
-    answers: list[_Answer] | None = None
+    answers: list[Answer] | None = None
     is_impossible: bool | None = None
 
 
@@ -89,17 +84,12 @@ class _File(BaseModel, strict=True):
 
 def _read(path: Path) -> list[Question]:
     text = read_text(path)
+    remedy = "use a file in SQuAD's form"
     try:
-        parsed = parse_json(
-            str(path), text.encode(), _File, DataError, "use a file in SQuAD's form"
-        )
+        parsed = parse_json(str(path), text.encode(), _File, DataError, remedy)
     except DataError:
         first = text.lstrip().partition("\n")[0].rstrip()
-        if (
-            '"data"' in first
-            or not first.startswith(("[{", "{"))
-            or not first.endswith(("}", "}]", "},"))
-        ):
+        if '"data"' in first or not re.fullmatch(r"(\[\{|\{).*(\}|\}\]|\},)", first):
             raise
         problem = "has a question in each row, as files of the `datasets` library; JSON Lines are not read"
         raise DataError(str(path), problem, f"write it in SQuAD's form: {FORM}") from None
@@ -110,7 +100,7 @@ def _read(path: Path) -> list[Question]:
             str(row.id),
             row.question,
             paragraph.context,
-            tuple(Answer(answer.text, answer.answer_start) for answer in row.answers or ()),
+            tuple(row.answers or ()),
             has_answers and row.answers == [] if row.is_impossible is None else row.is_impossible,
         )
         for paragraph in paragraphs
@@ -136,9 +126,9 @@ def read_squad(
         right = tuple(
             answer
             for answer in question.answers
-            if answer.start >= 0
+            if answer.answer_start >= 0
             and answer.text.strip()
-            and question.context.startswith(answer.text, answer.start)
+            and question.context.startswith(answer.text, answer.answer_start)
         )
         for _ in range(len(question.answers) - len(right)):
             ids.setdefault(MISPLACED if training else MISPLACED_KEPT, []).append(question.id)
@@ -184,10 +174,7 @@ def remark_lines(ids: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 
 def gold_of(questions: Sequence[Question]) -> Gold:
-    """Return the gold answers of questions.
-
-    Raises DataError for a question without answers, unless some questions are impossible: then it is, too.
-    """
+    """Return the gold answers of questions."""
     version_2 = any(row.is_impossible for row in questions)
     for row in questions:
         if not row.answers and not version_2:

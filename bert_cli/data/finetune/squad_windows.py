@@ -13,6 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel
 
 from bert_cli.arrays import Array, Bools, Floats, Ints32, Ints64
@@ -21,7 +22,6 @@ from bert_cli.data.finetune.features import (
     Arrays,
     Features,
     Pieces,
-    by_length,
     encode,
     framed,
     most_central,
@@ -40,8 +40,6 @@ NO_PIECES = "questions left out of training: their answer contains no token"
 CUT_QUESTIONS = "questions longer than max_query_length, truncated"
 LONG_ANSWERS = "questions whose answer, longer than max_answer_length, is never given"
 COLUMNS = ("question", "offsets", "best_context")
-SUMS_AT_ONCE = 1 << 22  # sums of a start and an end, 32 MB; more at once is not faster
-WINDOWS_AT_ONCE = 64
 NULL_THRESHOLD = "null_threshold.json"
 NO_ANSWER = "", 0.0, (0.0, 0.0)
 """A text, the sum of its logits, and the logits."""
@@ -101,7 +99,7 @@ def make_windows(
     numbers = np.arange(len(questions))
     spans = np.zeros((len(questions), 2), np.int64)
     if training:
-        spans = _answer_pieces(questions, context, texts, list(number_of))
+        spans = _answer_pieces(questions, context, texts)
         # These questions have an answer; labelled as impossible, they would be wrong training data.
         has_pieces = spans[:, 0] <= spans[:, 1]
         ids[NO_PIECES] = [questions[number].id for number in np.flatnonzero(~has_pieces).tolist()]
@@ -130,23 +128,20 @@ def make_windows(
     return Windows(features, question.astype(np.int32), offsets, best, remarks)
 
 
-def _answer_pieces(
-    rows: Sequence[Question], context: Ints64, texts: Pieces, contexts: Sequence[str]
-) -> Ints64:
+def _answer_pieces(rows: Sequence[Question], context: Ints64, texts: Pieces) -> Ints64:
     """Return the first and last piece of each first answer [q, 2]; first > last if it has none, -1 if impossible.
 
-    A piece that the answer only touches belongs to it. The characters of all contexts are numbered consecutively.
+    A piece that the answer only touches belongs to it.
     """
-    sizes = np.array([len(text) for text in contexts], np.int64)
-    base = np.cumsum(sizes) - sizes
-    shift = np.repeat(base, texts.lengths)
-    begin = np.array([row.answers[0].start if row.answers else 0 for row in rows], np.int64)
-    size = np.array([len(row.answers[0].text) if row.answers else 1 for row in rows], np.int64)
-    begin += base[context]
-    first = np.searchsorted(texts.offsets[:, 1] + shift, begin, side="right")
-    last = np.searchsorted(texts.offsets[:, 0] + shift, begin + size, side="left") - 1
-    spans = np.stack([first, last], axis=1) - texts.starts[context, None]
-    spans[[row.is_impossible for row in rows]] = -1
+    spans = np.full((len(rows), 2), -1, np.int64)
+    for number, row in enumerate(rows):
+        if not row.is_impossible:
+            begin = row.answers[0].answer_start
+            start = texts.starts[context[number]]
+            offsets = texts.offsets[start : start + texts.lengths[context[number]]]
+            first = np.searchsorted(offsets[:, 1], begin, side="right")
+            stop = np.searchsorted(offsets[:, 0], begin + len(row.answers[0].text), side="left")
+            spans[number] = first, stop - 1
     return spans
 
 
@@ -155,8 +150,8 @@ def long_answers(
 ) -> tuple[str, ...]:
     """Return the remark on questions whose first answer has more tokens than the maximum, if there are any."""
     answers = [row.answers[0] if row.answers else Answer("", 0) for row in questions]
-    begin = np.array([answer.start for answer in answers], np.int32)
-    end = np.array([answer.start + len(answer.text) for answer in answers], np.int32)
+    begin = np.array([answer.answer_start for answer in answers], np.int32)
+    end = np.array([answer.answer_start + len(answer.text) for answer in answers], np.int32)
     owner = np.repeat(windows.question, windows.features.lengths)
     # Each token of a paragraph has one window with the most context.
     is_inside = windows.best_context & (windows.offsets[:, 1] > begin[owner])
@@ -191,35 +186,33 @@ def answers(
     start, end = logits.T.astype(np.float64)
     limit = N_BEST * SPANS_PER_ANSWER
     owner, first, last = _best_spans(windows, start, end, limit, max_answer_length)
-    bounds = np.searchsorted(owner, np.arange(len(questions) + 1))
-    begin = windows.offsets[first, 0].tolist()
-    finish = windows.offsets[last, 1].tolist()
-    starts = start[first].tolist()
-    ends = end[last].tolist()
-    # [q]: each question's [CLS] in the window where no answer scores lowest, the first window at ties.
-    cls = windows.features.starts
-    order = np.lexsort((cls, (start + end)[cls], windows.question))
-    nulls = cls[order[np.searchsorted(windows.question[order], np.arange(len(questions)))]]
-
+    spans_of = np.searchsorted(owner, np.arange(len(questions) + 1)).tolist()
+    windows_of = np.searchsorted(windows.question, np.arange(len(questions) + 1)).tolist()
+    sums = start + end
     result = Answers({}, {}, {})
     for number, question in enumerate(questions):
         by_text: dict[str, tuple[float, float]] = {}
-        for row in range(bounds[number], bounds[number + 1]):
-            by_text.setdefault(question.context[begin[row] : finish[row]], (starts[row], ends[row]))
+        for row in range(*spans_of[number : number + 2]):
+            begin = windows.offsets[first[row], 0]
+            text = question.context[begin : windows.offsets[last[row], 1]]
+            by_text.setdefault(text, (float(start[first[row]]), float(end[last[row]])))
             if len(by_text) == N_BEST:
                 break
         ranked = [(text, sum(logits), logits) for text, logits in by_text.items()]
         best, highest, _ = ranked[0] if ranked else NO_ANSWER
         name = question.id
         if version_2:
-            null = float(start[nulls[number]]), float(end[nulls[number]])
+            # [CLS] in the window where no answer scores lowest, the first window at ties.
+            cls = windows.features.starts[slice(*windows_of[number : number + 2])]
+            lowest = cls[sums[cls].argmin()]
+            null = float(start[lowest]), float(end[lowest])
             result.null_odds[name] = sum(null) - highest
             # Last, so that it comes after answers of equal score.
             ranked = sorted([*ranked, ("", sum(null), null)], key=itemgetter(1), reverse=True)
         ranked = ranked or [NO_ANSWER]
         result.predictions[name] = best
-        sums = np.array([score for _, score, _ in ranked])
-        powers = np.exp(sums - sums.max())
+        scores = np.array([score for _, score, _ in ranked])
+        powers = np.exp(scores - scores.max())
         probabilities = (powers / powers.sum()).tolist()
         result.nbest[name] = [
             {"text": text, "probability": value, "start_logit": first, "end_logit": last}
@@ -240,40 +233,20 @@ def _best_spans(
     # A span that is not allowed has the sum -inf.
     start = np.where(inside & windows.best_context, start, -np.inf)
     end = np.where(inside, end, -np.inf)
-    firsts = [np.zeros(0, np.int64)]
-    lasts = [np.zeros(0, np.int64)]
-    longest = int(features.lengths.max(initial=1))
-    windows_at_once = max(1, SUMS_AT_ONCE // (longest * min(longest, max_answer_length)))
-    for numbers in by_length(features, min(WINDOWS_AT_ONCE, windows_at_once)):
-        inner = np.arange(features.lengths[numbers].max())
-        valid = inner < features.lengths[numbers, None]
-        positions = np.where(valid, features.starts[numbers, None] + inner, 0)
-        starts = np.where(valid, start[positions], -np.inf)
-        ends = np.where(valid, end[positions], -np.inf)
-        row, first, last = _top_spans(starts, ends, min(len(inner), max_answer_length), limit)
-        firsts.append(positions[row, first])
-        lasts.append(positions[row, last])
-    first = np.concatenate(firsts)
-    last = np.concatenate(lasts)
+    spans = [np.zeros((2, 0), np.int64)]
+    for begin, stop in zip(features.starts.tolist(), features.ends.tolist(), strict=True):
+        reach = min(stop - begin, max_answer_length)
+        padded = np.pad(end[begin:stop], (0, reach - 1), constant_values=-np.inf)
+        # [L, reach]: an answer that starts at L and is 1, 2, ... positions long.
+        sums = start[begin:stop, None] + sliding_window_view(padded, reach)
+        best = np.argpartition(sums, max(0, sums.size - limit), axis=None)[-limit:]
+        first, more = np.divmod(best[sums.ravel()[best] > -np.inf], reach)
+        spans.append(begin + np.stack([first, first + more]))
+    first, last = np.concatenate(spans, axis=1)
     window = np.searchsorted(features.ends, first, side="right")
     question = windows.question[window].astype(np.int64)
     order = np.lexsort((last, first, -(start[first] + end[last]), question))
     return question[order], first[order], last[order]
-
-
-def _top_spans(
-    starts: Floats, ends: Floats, reach: int, limit: int
-) -> tuple[Ints64, Ints64, Ints64]:
-    """Return row, first and last position of the `limit` best spans of each row [B, L], in no order."""
-    padded = np.pad(ends, ((0, 0), (0, reach - 1)), constant_values=-np.inf)
-    # [B, L, reach]: an answer that starts at L and is 1, 2, ... positions long.
-    sums = starts[:, :, None] + np.lib.stride_tricks.sliding_window_view(padded, reach, axis=1)
-    flat = sums.reshape(len(starts), -1)
-    limit = min(limit, flat.shape[1])
-    best = np.argpartition(flat, flat.shape[1] - limit, axis=1)[:, -limit:]
-    row, column = np.nonzero(np.take_along_axis(flat, best, axis=1) > -np.inf)
-    first, more = np.divmod(best[row, column], reach)
-    return row, first, first + more
 
 
 class WindowSizes(BaseModel):

@@ -5,7 +5,7 @@ A line ends at a line feed only, because real text contains U+2028, U+0085 and f
 
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -118,10 +118,7 @@ def check_files(settings: Mapping[str, Any]) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Return a file as text, unpacked, without a byte order mark.
-
-    Raises DataError when it is missing, empty, damaged, or not UTF-8 (with the line).
-    """
+    """Return a file as text, unpacked, without a byte order mark."""
     part = open_file(path)
     with files.report_damage(part), files.open_part(part) as file:
         return decoded(file.read(), str(path))
@@ -280,19 +277,17 @@ def table_rows(
         names = f"{', '.join(files.NAMED)}, or one of them with {', '.join(files.SUFFIXES)}"
         raise DataError(str(path), "is of an unknown kind", f"name it {names}")
     may_be_blank = kind == "plain" or kind in files.TABLES
-    part = replace(part, format=kind)
-    for where, row in rows(part, _table_lines(part), needed, optional=optional):
+    lines: Iterable[str] = ()
+    if kind != "parquet":
+        # A carriage return alone ends a line of CSV, too.
+        newline = "" if kind == "csv" else "\n"
+        lines = io.StringIO(read_text(path).rstrip("\r\n"), newline)
+    for where, row in rows(replace(part, format=kind), lines, needed, optional=optional):
         # One column may have an empty text.
         if may_be_blank and len(row) != 1 and not any(cell.strip() for cell in row.values()):
             remarks[BLANK] += 1
         else:
             yield where, row
-
-
-def _table_lines(part: Part) -> Iterator[str]:
-    # A carriage return alone ends a line of CSV, too.
-    newline = "" if part.format == "csv" else "\n"
-    yield from io.StringIO(read_text(part.path).rstrip("\r\n"), newline)
 
 
 def samples_of(

@@ -54,7 +54,7 @@ def test_no_threshold_has_a_better_f1_and_one_that_gains_nothing_is_a_half():
         assert best == pytest.approx(max(scores)) and best > scores[50]
     none, right = np.zeros((4, 1), np.int8), np.array([[1], [1], [0], [0]], np.int8)
     for labels, column in ((none, [0.9, 0.8, 0.3, 0.1]), (right, [0.9, 0.6, 0.3, 0.1])):
-        assert best_thresholds(labels, np.array(column)[:, None]).tolist() == [0.5]
+        assert best_thresholds(labels, np.array(column)[:, None]) == [0.5]
 
 
 def test_scores_of_several_labels_are_those_of_scikit_learn_with_their_intervals():
