@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from bert_cli.data.io import manifest
 from bert_cli.data.io.manifest import OutputFolder, Stats, Step
 from bert_cli.data.io.runner import Progress, plan_disk_space, summary
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import name_path, write_atomically
+from bert_cli.files import JSON, JSONObject, name_path, write_atomically
 from bert_cli.processes import print_error, print_line
 from bert_cli.settings.markers import recorded
 
@@ -89,7 +89,15 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
         name, listed = _listed(client, wiki, settings.date)
         target = settings.out / name
         if target.exists():
-            _use_existing(output, target, listed, started)
+            record = manifest.read_manifest(output.out)
+            if record.get("sha1") == listed and record["counts"]["bytes_out"] == _size(target):
+                print_line(f"download: {target} is here and verified (nothing to do)")
+                return
+            if _sha1(target) != listed:
+                problem = f"exists, but its SHA-1 is not the listed {listed}"
+                remedy = "remove it and run the command again"
+                raise DataError(f"download ({target})", problem, remedy)
+            _write_manifest(output, target, listed, "", 0, started)
             return
         date = name.removeprefix(f"{wiki}-").removesuffix(f"-{KIND}")
         url = f"{SERVER}/{wiki}/{date}/{name}"
@@ -126,23 +134,8 @@ def _listed(client: "httpx2.Client", wiki: str, date: str) -> tuple[str, str]:
     return match[2], match[1]
 
 
-def _use_existing(output: OutputFolder, target: Path, listed: str, started: float) -> None:
-    with suppress(DataError):
-        record = manifest.read_manifest(output.out)
-        if record.get("sha1") == listed and record["counts"]["bytes_out"] == _size(target):
-            print_line(f"download: {target} is here and verified (nothing to do)")
-            return
-    if _sha1(target) != listed:
-        problem = f"exists, but its SHA-1 is not the listed {listed}"
-        raise DataError(f"download ({target})", problem, "remove it and run the command again")
-    _write_manifest(output, target, listed, "", 0, started)
-
-
 def _transfer(client: "httpx2.Client", url: str, part: Path) -> int:
-    """Receive the bytes that a part lacks, over as many connections as it takes, and return their number.
-
-    Raises DataError for an answer that does not continue the part.
-    """
+    """Receive the bytes that a part lacks, over as many connections as it takes, and return their number."""
 
     def request() -> None:
         earlier = _size(part)
@@ -150,9 +143,8 @@ def _transfer(client: "httpx2.Client", url: str, part: Path) -> int:
         with _get(client, url, headers) as response:
             if response.status_code == 416:
                 return  # nothing is missing; the SHA-1 shows whether it is the file
-            if not response.headers.get("Content-Range", "bytes 0-").startswith(
-                f"bytes {earlier}-"
-            ):
+            begin = response.headers.get("Content-Range", "bytes 0-")
+            if not begin.startswith(f"bytes {earlier}-"):
                 problem = f"the answer does not continue {part}"
                 remedy = (
                     "check the network and run the command again, or remove that file to start over"
@@ -234,18 +226,10 @@ def _write_manifest(
     output: OutputFolder, target: Path, sha1: str, url: str, received: int, started: float
 ) -> None:
     seconds = time.monotonic() - started
-    size = _size(target)
-    stats = Stats(bytes_in=size, bytes_out=size)
-    manifest.write_manifest(
-        output.out / manifest.MANIFEST,
-        output.step,
-        stats,
-        seconds,
-        received,
-        bytes_in_this_run=received,
-        url=url,
-        sha1=sha1,
-        shards=[{"output": target.name, **stats.counts()}],
-    )
+    stats = Stats(bytes_in=_size(target), bytes_out=_size(target))
+    shards: list[JSON] = [{"output": target.name, **stats.counts()}]
+    values: JSONObject = {"bytes_in_this_run": received, "url": url, "sha1": sha1}
+    path = output.out / manifest.MANIFEST
+    manifest.write_manifest(path, output.step, stats, seconds, received, shards, **values)
     print_line(f"download: {target}, SHA-1 {sha1}")
     print_line(summary("download", stats, seconds, received))

@@ -159,15 +159,12 @@ def _read_signatures(hashes: Path) -> UInts32:
 
 def equal_to_earlier(hashes: UInts64) -> Bools:
     """Return for each document whether an earlier document has the same hash (two integers)."""
-    first = hashes[0::2]
-    second = hashes[1::2]
-    order = np.lexsort((second, first))  # stable: of equal hashes the earliest comes first
-    same = np.zeros(len(order), np.bool_)
-    same[1:] = first[order[1:]] == first[order[:-1]]
-    same[1:] &= second[order[1:]] == second[order[:-1]]
-    flags = np.empty(len(order), np.bool_)
-    flags[order] = same
-    return flags & ((first != 0) | (second != 0))
+    texts = hashes.view(f"S{HASH_BYTES}")
+    order = np.argsort(texts, kind="stable")  # of equal hashes the earliest comes first
+    ordered = texts[order]
+    is_equal = np.zeros(len(texts), np.bool_)
+    is_equal[order[1:]] = ordered[1:] == ordered[:-1]
+    return is_equal & (texts != NO_TEXT)
 
 
 def near_to_earlier(signatures: Signatures, exact: Bools, threshold: float) -> Bools:
@@ -212,11 +209,9 @@ def _bands(signatures: Signatures, exact: Bools, threshold: float) -> Ints32:
         # A chance collision of sums costs one comparison.
         sums = [(rows[:, columns] * multipliers).sum(axis=1) for rows in signatures]
         keys = np.concatenate(sums)[is_compared]
-        order = np.argsort(keys, kind="stable")
-        begins = np.append(True, keys[order[1:]] != keys[order[:-1]])[: len(order)]
-        groups = np.cumsum(begins) - 1
-        agrees = np.bincount(groups)[groups] > 1 if len(groups) else begins
-        bands[documents[order[agrees]], band] = groups[agrees]
+        _, groups, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+        agrees = sizes[groups] > 1
+        bands[documents[agrees], band] = groups[agrees]
     return bands
 
 

@@ -45,7 +45,7 @@ WIKIEXTRACTOR += ["--processes", "1", "--quiet", "--no-templates"]
 
 
 def run(settings: ExtractSettings) -> None:
-    """Extract the text of a dump. Raises DataError if the file is not a dump or has no page with text."""
+    """Extract the text of a dump."""
     path = find_dump(settings.dump)
     command = _command(settings)
     dump = Dump(path)
@@ -153,8 +153,7 @@ def extract_chunk(
 ) -> Stats:
     """Write the text of a chunk, and note the pages that are missing in it.
 
-    The input has the pages of the chunk, or is the dump of which the chunk is a range. `command` runs a program; if it
-    is empty, our converter works with `rules` for the texts of templates.
+    The input has the pages of the chunk, or is the dump of which the chunk is a range.
     """
     (path,) = inputs
     notes: list[str] = []
@@ -165,23 +164,21 @@ def extract_chunk(
     else:
         chunk.pages = [page + b"</page>" for page in path.read_bytes().split(b"</page>")[:-1]]
     pages = chunk.pages
-    titles = list(map(_id_and_title, pages))
+    titles = list(map(_identity, pages))
     failures: list[str] = []
     with open(output, "wb") as file:
         if command and pages:
             with TemporaryDirectory(dir=output.parents[1]) as folder:
-                where = f"{name} (pages {_described(titles[0])} to {_described(titles[-1])})"
+                where = f"{name} (pages {titles[0][1]} to {titles[-1][1]})"
                 dump_path = Path(folder).absolute() / "chunk.xml"
-                dump_path.write_bytes(
-                    b"".join([header, *(page + b"\n" for page in pages), b"</mediawiki>\n"])
-                )
+                dump_path.write_bytes(header + b"\n".join([*pages, b"</mediawiki>\n"]))
                 file.write(_run_program(command, dump_path, where))
         else:
             file.writelines(_documents(pages, site_of(header, rules), failures))
     documents, empty = _count_documents(output)
     lost = Counter(page for page, _ in titles) - documents
     if lost:
-        names = [_described(row) for row in titles if row[0] in lost][:PAGES_NAMED]
+        names = [title for page, title in titles if page in lost][:PAGES_NAMED]
         more = ", ..." if lost.total() > PAGES_NAMED else ""
         cause = f"; the first cannot be converted: {failures[0]}" if failures else ""
         notes.append(
@@ -205,16 +202,12 @@ def _documents(pages: Sequence[bytes], site: Site, failures: list[str]) -> Itera
             failures.append(f"{type(error).__name__}: {str(error)[:80]}")
 
 
-def _described(page: tuple[int, str]) -> str:
-    """Return the id and the title of a page for a message."""
-    number, title = page
-    return f"{number} {title!r}"
-
-
-def _id_and_title(page: bytes) -> tuple[int, str]:
-    number = PAGE_ID.search(page)
+def _identity(page: bytes) -> tuple[int, str]:
+    """Return the id of a page, and its id and title for a message."""
+    match = PAGE_ID.search(page)
+    number = int(match[1]) if match else -1
     title = TITLE.search(page)
-    return int(number[1]) if number else -1, title[1].decode(errors="replace") if title else ""
+    return number, f"{number} {title[1].decode(errors='replace') if title else ''!r}"
 
 
 def _count_documents(output: Path) -> tuple[Counter[int], int]:
@@ -236,8 +229,7 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
 def _run_program(command: Sequence[str], path: Path, where: str) -> bytes:
     """Run a program on a dump of some pages and return its <doc> blocks.
 
-    If a process of WikiExtractor dies, its other processes wait forever. Raises OSError for a full disk, DataError for
-    a program that stopped, crashed or hung, or whose output is not text.
+    If a process of WikiExtractor dies, its other processes wait forever. Raises OSError for a full disk.
     """
     limit = SECONDS_PER_CHUNK + SECONDS_PER_MEGABYTE * path.stat().st_size / 1e6
     text = path.with_name("text")

@@ -63,7 +63,7 @@ Split = Callable[[str], list[str]]
 
 
 def run(settings: PreprocessSettings) -> None:
-    """Split files of text. Raises DataError for a file that is not text, and without any sentence."""
+    """Split files of text."""
     reading = files.Reading(
         settings.input_format, settings.text_field, settings.documents, settings.line_breaks
     )
@@ -79,14 +79,9 @@ def run(settings: PreprocessSettings) -> None:
     outputs = plan_outputs(settings.input, parts, reading)
     splitter = settings.sentence_splitter
     language = settings.language
-    if splitter == "punkt":
-        check_punkt(language)
-    else:
-        load_splitter(splitter, language)  # fails early for a language that is no code
-        code = _base_code(language)
-        is_known = code in LANGUAGES["sentencex"] or code in ENDS
-        if splitter == "sentencex" and not is_known:
-            notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
+    load_splitter(splitter, language)  # fails early
+    if splitter == "sentencex" and _base_code(language) not in (*LANGUAGES["sentencex"], *ENDS):
+        notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
     if splitter != "lines":
         print_line(f"preprocess: {splitter} splits the sentences, language {language}")
     workers = Workers(settings.processes, settings.scheduler)
@@ -147,11 +142,11 @@ def report_joined_lines(
     wrapped = [part for part in parts if part.margins is not None and part.format != "pdf"]
     if not wrapped:
         return
-    ends = "a blank line still ends a document; add --documents files if each file is one document"
-    if all(part.format != "plain" for part in wrapped):
-        ends = "each text is one document"
-    elif reading.documents == "files":
+    ends = "each text is one document"
+    if any(part.format == "plain" for part in wrapped):
         ends = "each file is one document"
+        if reading.documents != "files":
+            ends = f"a blank line still ends a document; add --documents files if {ends}"
     print_line(
         f"{command}: {len(wrapped):,} {of_all}, as {wrapped[0].path}, have hard line breaks; the lines of each "
         f"paragraph are joined ({ends}; {remedy})"
@@ -280,16 +275,26 @@ def splitter_of(name: str, language: str) -> Split:
 @lru_cache(maxsize=2)
 def load_splitter(name: str, language: str) -> Split:
     """Return the function that splits a line: `punkt`, `sentencex`, or `lines`, which splits nothing."""
+    code = language_code(language)
+    if name == "lines":
+        return lambda text: [text]
     if name == "punkt":
         from nltk.tokenize.punkt import PunktTokenizer
 
-        split: Split = PunktTokenizer(NLTK_NAMES.get(language, language)).tokenize
+        remedy = "pass --sentence-splitter sentencex and use a new folder"
+        if code not in NLTK_NAMES:
+            raise DataError(f"language ({language})", "NLTK has no Punkt data for it", remedy)
+        try:
+            split: Split = PunktTokenizer(NLTK_NAMES[code]).tokenize
+        except LookupError:
+            problem = "Punkt's data are not installed"
+            remedy = (
+                f"run python -m nltk.downloader punkt_tab where there is a network, or {remedy}"
+            )
+            raise DataError("sentence_splitter (punkt)", problem, remedy) from None
         return split
-    if name == "lines":
-        return lambda text: [text]
     import sentencex
 
-    code = language_code(language)
     if not CODE.fullmatch(code):
         problem = "sentencex does not know this name"
         raise ConfigError(f"language ({language})", problem, "use the ISO 639 code, such as `en`")
@@ -334,16 +339,3 @@ def keep_abbreviations(split: Split, language: str) -> Split:
         return joined
 
     return join if listed else split
-
-
-def check_punkt(language: str) -> None:
-    """Raise DataError without Punkt's data for a language."""
-    remedy = "pass --sentence-splitter sentencex and use a new folder"
-    if language_code(language) not in NLTK_NAMES:
-        raise DataError(f"language ({language})", "NLTK has no Punkt data for it", remedy)
-    try:
-        load_splitter("punkt", language)
-    except LookupError:
-        problem = "Punkt's data are not installed"
-        remedy = f"run python -m nltk.downloader punkt_tab where there is a network, or {remedy}"
-        raise DataError("sentence_splitter (punkt)", problem, remedy) from None

@@ -127,10 +127,6 @@ def _quantity(_: str, values: list[str], __: Mapping[str, str]) -> str:
     return " ".join(UNITS.get(word, word) for word in words).replace(" - ", "–")
 
 
-def _fraction(_: str, values: list[str], __: Mapping[str, str]) -> str:
-    return " ".join([*values[:-2], "/".join(["1", *values][-2:])])
-
-
 def _as_of(name: str, values: list[str], by_name: Mapping[str, str]) -> str:
     year, month, day = (*values, "", "", "")[:3]
     if month.isdecimal() and 1 <= int(month) <= 12:
@@ -139,20 +135,10 @@ def _as_of(name: str, values: list[str], by_name: Mapping[str, str]) -> str:
     return " ".join(filter(None, (name, day, month, year)))
 
 
-def _date(_: str, values: list[str], __: Mapping[str, str]) -> str:
-    """Return a French date: `1|mars|2010`, or `1 mars 2010` and a subject."""
-    return " ".join(values[:3] if values and values[0].isdecimal() else values[:1])
-
-
 def _century(_: str, values: list[str], __: Mapping[str, str]) -> str:
     """Return a Spanish century: its number, `a` or `d` for its era, and `s` for the word."""
     number, era, word = (*values, "", "", "")[:3]
     return " ".join(filter(None, (CENTURY.get(word), number, CENTURY.get(era))))
-
-
-def _exponent(name: str, values: list[str], _: Mapping[str, str]) -> str:
-    """Return a power of ten, or the French ending of an ordinal."""
-    return f"×10<sup>{values[0]}</sup>" if values else name
 
 
 def _value(_: str, values: list[str], by_name: Mapping[str, str]) -> str:
@@ -166,10 +152,16 @@ def _value(_: str, values: list[str], by_name: Mapping[str, str]) -> str:
 FUNCTIONS: dict[str, Function] = {
     "convert|cvt|chuyển đổi|রূপান্তর|convertir|converter|converti|تحويل": _quantity,
     "as of|tính đến": _as_of,
-    "frac|fraction|sfrac|bruch": _fraction,
-    "fr:date|fr:date-|date de naissance|date de décès": _date,
+    "frac|fraction|sfrac|bruch": lambda _, values, __: " ".join(
+        [*values[:-2], "/".join(["1", *values][-2:])]
+    ),
+    # 1|mars|2010, or 1 mars 2010 and a subject
+    "fr:date|fr:date-|date de naissance|date de décès": lambda _, values, __: " ".join(
+        values[: 3 if "".join(values[:1]).isdecimal() else 1]
+    ),
     "siglo": _century,
-    "e": _exponent,
+    # a power of ten, or the French ending of an ordinal
+    "e": lambda name, values, _: f"×10<sup>{values[0]}</sup>" if values else name,
     "val": _value,
 }
 

@@ -214,11 +214,12 @@ class Dump:
                         yield block
                 return
             except DamagedError as error:
-                start = self._next_stream(error.frame + 1)
-                lost = f"between byte {error.frame:,} and byte {start:,}" if start else "after that"
+                following = self._next_stream(error.frame + 1)
+                lost = "after that"
+                if following:
+                    lost = f"between byte {error.frame:,} and byte {following:,}"
                 self.notes.append(f"{self.path.name} {DAMAGED} ({error}): pages {lost} are missing")
-                if start is not None and start >= self._stop:
-                    start = None
+                start = following if following and following < self._stop else None
             yield b""
 
     def _next_stream(self, start: int, end: int = sys.maxsize) -> int | None:

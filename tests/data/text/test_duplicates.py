@@ -100,8 +100,6 @@ def test_nearly_equal_documents_are_dropped_from_the_threshold_on(tmp_path, caps
 
 def test_without_the_package_the_error_names_the_extra(source, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rensa", None)
-    # Before anything is begun, so also before NLTK is asked for Punkt's data.
-    monkeypatch.setattr(preprocess, "check_punkt", None)
     with pytest.raises(ConfigError, match=r"needs the extra 'near-duplicates'; pip install"):
         run(source, tmp_path / "out", near_duplicates=0.8, sentence_splitter="punkt")
     assert not (tmp_path / "out").exists()

@@ -199,7 +199,6 @@ def test_sentencex_splits_and_needs_a_language_that_it_knows(tmp_path):
 def test_the_splitter_is_sentencex_also_where_the_data_of_punkt_are_installed(
     bare, capsys, monkeypatch
 ):
-    monkeypatch.setattr(preprocess, "check_punkt", lambda *_: None)
     (bare / "in.txt").write_text("Herr Dr. Maier kam. Er ging.\n\nDas war es.\n")
     manifest = run(bare / "in.txt", bare / "out", language="german")
     recorded = manifest["settings"]
@@ -209,6 +208,7 @@ def test_the_splitter_is_sentencex_also_where_the_data_of_punkt_are_installed(
     assert written(bare / "out").startswith("Herr Dr. Maier kam.\nEr ging.\n")
     # A folder can be continued under another name of its language.
     assert run(bare / "in.txt", bare / "out", language="de")["settings"] == recorded
+    monkeypatch.setattr(preprocess, "load_splitter", lambda *_: None)
     with pytest.raises(DataError, match="splitter was 'sentencex', now 'punkt'"):
         run(bare / "in.txt", bare / "out", language="de", sentence_splitter="punkt")
 
