@@ -21,11 +21,12 @@ from bert_cli.files import JSONObject, read_json
 from bert_cli.processes import print_error
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client
 
 CONNECT_SECONDS = 30
 DISCONNECT_SECONDS = 2.0
 SECONDS_TO_APPEAR = 5.0  # a network file system may show the files of another machine late
+Results = Generator[tuple[manifest.Shard, manifest.Stats], None, None]
 SHARED_FOLDERS = "use a file system that all machines share under the same path"
 
 
@@ -34,96 +35,82 @@ def run_on_cluster(
     shards: Iterable[manifest.Shard],
     convert: manifest.Convert,
     scheduler: str,
-) -> Generator[tuple[manifest.Shard, manifest.Stats], None, None]:
-    """Yield each shard when it is finished, with its counts.
-
-    Raises ConfigError without dask, DataError when the scheduler is lost or one shard kills worker after worker.
-    """
+) -> Results:
+    """Yield each shard when it is finished, with its counts."""
     client = _connect(scheduler)
     from cloudpickle import dumps
-    from distributed import CancelledError, as_completed
+    from distributed import CancelledError, KilledWorker, as_completed
+    from distributed.comm import CommClosedError
 
     # Ctrl-C during a call of the client makes tornado log a NameError; distributed's import sets this level too.
     logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
-    cluster = _Cluster(client, output)
+    step = output.step.name
     function = dumps(convert)
-    finished = as_completed(loop=client.loop)
+    running: dict[Any, manifest.Shard] = {}
+    futures = as_completed(loop=client.loop)
+    is_waiting = False
+
+    def finished(shards_per_worker: int) -> Results:
+        """Wait until each worker has fewer shards than that, and move the files of those that are finished."""
+        nonlocal is_waiting
+        while True:
+            workers = _count_workers(client)
+            if not workers and not is_waiting:
+                is_waiting = True
+                print_error(f"{step}: the scheduler has no workers; waiting for some")
+            if len(running) < max(1, shards_per_worker * max(1, workers)):
+                return
+            future = next(futures)
+            shard = running.pop(future)
+            try:
+                stats, results = future.result()
+            except KilledWorker as error:
+                raise DataError(
+                    f"{step} ({shard.output.as_posix()})",
+                    f"{error.allowed_failures + 1} workers were killed while they processed this shard "
+                    f"(the last: {error.last_worker.address}), usually because memory ran out",
+                    "start the workers with more memory and run the command again; it keeps what is finished",
+                ) from None
+            _wait_for(results / shard.output.name, "this machine")
+            os.replace(results, output.work_folder(shard) / "out")
+            yield shard, stats
+
     try:
         for shard in shards:
-            finished.add(cluster.submit(shard, function))
-            while len(cluster.running) >= 2 * max(1, cluster.count_workers()):
-                yield cluster.result(next(finished))
-        while cluster.running:
-            cluster.count_workers()
-            yield cluster.result(next(finished))
+            prepared = output.prepare(shard)
+            folder = output.work_folder(shard).absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            prepared = replace(prepared, inputs=tuple(path.absolute() for path in prepared.inputs))
+            arguments = (prepared, folder, function, Path.cwd(), output.versions)
+            key = f"bert-{step}-{shard.output}-{uuid4().hex}"
+            future = client.submit(run_on_worker, *arguments, key=key, pure=False)
+            running[future] = shard
+            futures.add(future)
+            yield from finished(shards_per_worker=2)
+        yield from finished(shards_per_worker=0)
     except (OSError, CancelledError) as error:
-        if isinstance(error, OSError) and client.status == "running":
+        is_lost = isinstance(error, CommClosedError | CancelledError)
+        if client.status == "running" and not is_lost:
             raise
         problem = f"was lost ({_first_line(error)})"
         remedy = "start it and its workers and run the command again; it keeps what is finished"
-        raise DataError(f"{output.step.name} (scheduler {scheduler})", problem, remedy) from None
+        raise DataError(f"{step} (scheduler {scheduler})", problem, remedy) from None
     finally:
-        cluster.close()
-
-
-class _Cluster:
-    """A client of the scheduler, and the shards that are in progress."""
-
-    def __init__(self, client: "Client", output: manifest.OutputFolder) -> None:
-        self.client = client
-        self.output = output
-        self.running: dict[Any, manifest.Shard] = {}
-        self.is_waiting = False
-
-    def submit(self, shard: manifest.Shard, function: bytes) -> "Future":
-        """Start a shard on a worker."""
-        prepared = self.output.prepare(shard)
-        folder = self.output.work_folder(shard).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        prepared = replace(prepared, inputs=tuple(path.absolute() for path in prepared.inputs))
-        arguments = (prepared, folder, function, Path.cwd(), self.output.versions)
-        key = f"bert-{self.output.step.name}-{shard.output}-{uuid4().hex}"
-        future = self.client.submit(run_on_worker, *arguments, key=key, pure=False)
-        self.running[future] = shard
-        return future
-
-    def count_workers(self) -> int:
-        """Return the number of workers. Raises DataError for one that has several threads."""
-        threads = self.client.nthreads()
-        for worker, count in threads.items():
-            if count > 1:
-                problem = f"has {count} threads, but every shard needs its own process"
-                remedy = f"start it as `dask worker --nworkers {count} --nthreads 1`"
-                raise DataError(f"worker ({worker})", problem, remedy)
-        if not threads and not self.is_waiting:
-            self.is_waiting = True
-            name = self.output.step.name
-            print_error(f"{name}: the scheduler has no workers; waiting for some")
-        return len(threads)
-
-    def result(self, future: "Future") -> tuple[manifest.Shard, manifest.Stats]:
-        """Move the files of a finished shard to its folder; return its counts."""
-        from distributed import KilledWorker
-
-        shard = self.running.pop(future)
-        try:
-            stats, results = future.result()
-        except KilledWorker as error:
-            raise DataError(
-                f"{self.output.step.name} ({shard.output.as_posix()})",
-                f"{error.allowed_failures + 1} workers were killed while they processed this shard "
-                f"(the last: {error.last_worker.address}), usually because memory ran out",
-                "start the workers with more memory and run the command again; it keeps what is finished",
-            ) from None
-        _wait_for(results / shard.output.name, "this machine")
-        os.replace(results, self.output.work_folder(shard) / "out")
-        return shard, stats
-
-    def close(self) -> None:
-        """Disconnect in a limited time: the scheduler then drops what waits, and busy workers end their shard."""
-        # Another exception may be propagating, which must not be replaced.
+        # The scheduler then drops what waits, and busy workers end their shard. Another exception may be propagating,
+        # which must not be replaced.
         with suppress(Exception):
-            self.client.close(timeout=DISCONNECT_SECONDS)
+            client.close(timeout=DISCONNECT_SECONDS)
+
+
+def _count_workers(client: "Client") -> int:
+    """Return the number of workers. Raises DataError for one that has several threads."""
+    threads = client.nthreads()
+    for worker, count in threads.items():
+        if count > 1:
+            problem = f"has {count} threads, but every shard needs its own process"
+            remedy = f"start it as `dask worker --nworkers {count} --nthreads 1`"
+            raise DataError(f"worker ({worker})", problem, remedy)
+    return len(threads)
 
 
 def _connect(scheduler: str) -> "Client":

@@ -30,6 +30,7 @@ from bert_cli.data.io.wrapping import (
 from bert_cli.errors import DataError
 
 BLOCK_BYTES = 1 << 22  # text that is encoded at once; its tokens take about 60 MB
+LINES_BYTES = 1 << 16  # text that is read at once line by line
 
 PLACEHOLDER = re.compile(r"\b(?:formula|codice)_\d+\b")
 EMPTY_BRACKETS = re.compile(r"\s*\(\s*(?:[,;:/–-]\s*)*\)|\s*\[\s*\]")
@@ -143,23 +144,28 @@ def clean(line: str) -> str:
 def sentence_blocks(part: files.Part) -> Iterator[str]:
     """Yield text of one sentence per line in blocks of complete lines, without the end of the last line.
 
-    A document has one paragraph per line. Raises DataError with the line that is not UTF-8.
+    A document has one paragraph per line.
     """
-    if part.format in files.DOCUMENTS:
-        reading = files.Reading(line_breaks="auto")
-        lines = marked_lines(recognise_lines([part], reading)[0], reading)
-        yield "\n".join(HEADING.sub("", line) for kind, line in lines if kind == "body")
+    if part.format not in files.DOCUMENTS:
+        yield from _blocks(part, BLOCK_BYTES)
         return
+    reading = files.Reading(line_breaks="auto")
+    lines = marked_lines(recognise_lines([part], reading)[0], reading)
+    yield "\n".join(HEADING.sub("", line) for kind, line in lines if kind == "body")
+
+
+def _blocks(part: files.Part, size: int) -> Iterator[str]:
+    """Yield the text of a part in blocks of complete lines. Raises DataError with the line that is not UTF-8."""
     with files.report_damage(part), files.open_part(part) as file:
         offset = part.start
         if offset:
             file.seek(offset)
         while True:
             left = math.inf if part.stop is None else part.stop - offset
-            data = file.read(int(min(BLOCK_BYTES, left)))
+            data = file.read(int(min(size, left)))
             if not data:
                 return
-            if left > BLOCK_BYTES:
+            if left > size:
                 data += file.readline()
             text = data.removesuffix(b"\n")
             yield files.decode(text if offset else text.removeprefix(BYTE_ORDER_MARK), part, offset)
@@ -167,16 +173,9 @@ def sentence_blocks(part: files.Part) -> Iterator[str]:
 
 
 def _lines(part: files.Part) -> Iterator[str]:
-    with files.report_damage(part), files.open_part(part) as file:
-        if part.start:
-            file.seek(part.start)
-        offset = part.start
-        for line in file:
-            if part.stop is not None and offset >= part.stop:
-                return
-            text = line if offset else line.removeprefix(BYTE_ORDER_MARK)
-            yield files.decode(text, part, offset)
-            offset += len(line)
+    for block in _blocks(part, LINES_BYTES):
+        for line in block.split("\n"):
+            yield f"{line}\n"
 
 
 def recognise_lines(parts: Sequence[files.Part], reading: files.Reading) -> list[files.Part]:
@@ -211,15 +210,12 @@ def _judge_lines(
         return replace(part, fault=TWO_COLUMNS)
     margins = margins_of(text, common)
     if margins or is_joined or wrapped_width(text):
-        return replace(part, margins=margins, fault="")
+        return replace(part, margins=margins)
     return replace(part, fault=CUT if ends_within_sentences(text) else "")
 
 
 def sample_of(part: files.Part, reading: files.Reading, size: int = SAMPLED_CHARACTERS) -> str:
-    """Return the beginning of a file's text, at most `size` characters; fields are separated by blank lines.
-
-    Raises DataError for text that cannot be read.
-    """
+    """Return the beginning of a file's text, at most `size` characters; fields are separated by blank lines."""
     if part.format == "wikiextractor":
         return ""
     whole = replace(part, start=0, stop=None)

@@ -172,14 +172,15 @@ def recognise(path: Path, reading: Reading) -> Part | None:
     kind = _format_of(path, head) if reading.format == "auto" else cast(Format, reading.format)
     if kind in DOCUMENTS:
         raise _other_content(path, kind)
-    if kind == "json-lines":
-        refuse_array(head[:4096].decode(errors="replace"), str(path))
-    has_zeros = 10 * head[:4096].count(0) > len(head[:4096])
-    if kind != "parquet" and (has_zeros or (b"\r" in head and b"\n" not in head)):
-        problem = "is not UTF-8 text with line ends (zero bytes or carriage returns alone)"
-        remedy = "convert it, as with iconv or tr '\\r' '\\n', or leave it out"
-        raise DataError(f"{path} (line 1)", problem, remedy)
+    first = head[:4096]
+    if kind == "json-lines" and first.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        problem = "is a JSON array"
+        raise DataError(str(path), problem, "write one object on each line (jq -c .[])")
     if kind != "parquet":
+        if 10 * first.count(0) > len(first) or (b"\r" in head and b"\n" not in head):
+            problem = "is not UTF-8 text with line ends (zero bytes or carriage returns alone)"
+            remedy = "convert it, as with iconv or tr '\\r' '\\n', or leave it out"
+            raise DataError(f"{path} (line 1)", problem, remedy)
         decode(head[: head.rfind(b"\n") + 1], str(path))  # fails early
     return replace(part, format=kind)
 
@@ -229,12 +230,6 @@ def check_encoding(head: bytes, where: str) -> None:
             raise DataError(where, f"is {name}, not UTF-8", remedy)
 
 
-def refuse_array(text: str, where: str) -> None:
-    """Raise DataError if a file of JSON lines begins as a JSON array."""
-    if text.lstrip("\ufeff \t\r\n").startswith("["):
-        raise DataError(where, "is a JSON array", "write one object on each line (jq -c .[])")
-
-
 def _format_of(path: Path, head: bytes) -> Format:
     if head.startswith(PARQUET) and b"\0" in head:  # prose has no zeros
         return "parquet"
@@ -258,10 +253,7 @@ def _format_of(path: Path, head: bytes) -> Format:
 
 
 def open_part(part: Part) -> IO[bytes]:
-    """Open the complete file, unpacked, or the text of a document.
-
-    Raises ConfigError without the package for it, DataError for a document without text; reading raises DamagedError.
-    """
+    """Open the complete file, unpacked, or the text of a document. Reading raises DamagedError."""
     if part.format in DOCUMENTS:
         return io.BytesIO(text_of(part.path, part.format, partial(_read_packed, part)))
     file = open(part.path, "rb")  # noqa: SIM115
@@ -279,7 +271,7 @@ def _read_packed(part: Part, size: int) -> bytes:
 def unpack(file: IO[bytes], compression: str, stop: int = sys.maxsize) -> Iterator[bytes]:
     """Yield the content of a file up to its byte `stop`, unpacked with all its streams or frames.
 
-    Raises DamagedError, also for a truncated file, which not all libraries report.
+    A truncated file, which not all libraries report, raises DamagedError, too.
     """
     decoder = _decoder(compression, file.name) if compression else None
     frame = file.tell()
@@ -373,10 +365,9 @@ def decode(data: bytes, source: Part | str, offset: int = 0) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        if isinstance(source, str):
-            line = 1 + data.count(b"\n", 0, error.start)
-        else:
-            line = line_number(source, offset + error.start)
+        line = 1 + data.count(b"\n", 0, error.start)
+        if isinstance(source, Part):
+            line += line_number(source, offset) - 1
             source = str(source.path)
         problem = f"byte 0x{data[error.start]:02X} is not UTF-8"
         raise DataError(f"{source} (line {line})", problem, "save it as UTF-8") from error
@@ -386,9 +377,9 @@ def line_number(part: Part, offset: int) -> int:
     """Return the number, from 1, of the line with byte `offset` of the unpacked file."""
     lines = 1
     with open_part(part) as file:
-        while offset > 0 and (data := file.read(min(1 << 20, offset))):
-            lines = lines + data.count(b"\n")
-            offset = offset - len(data)
+        while data := file.read(min(1 << 20, offset)):
+            lines += data.count(b"\n")
+            offset -= len(data)
     return lines
 
 

@@ -61,29 +61,26 @@ class LeftOut:
         """Print how many files were left out, and the first ones: texts and documents, which a person can mend."""
         ranks: dict[str | None, int] = {"plain": 0, **dict.fromkeys(DOCUMENTS, 1)}
         paths = sorted(self.problems, key=lambda path: ranks.get(format_by_name(path), 2))
-        if paths:
-            shown = "".join(f"\n  {self.problems[path]}" for path in paths[:NAMED])
-            suffixes = Counter(path.suffix or "without a suffix" for path in paths[NAMED:])
+        lines = [str(self.problems[path]) for path in paths[:NAMED]]
+        suffixes = Counter(path.suffix or "without a suffix" for path in paths[NAMED:])
+        if suffixes:
             counts = ", ".join(f"{number:,} {suffix}" for suffix, number in suffixes.most_common())
-            more = f"\n  and {len(paths) - NAMED:,} more: {counts}" if paths[NAMED:] else ""
+            lines.append(f"and {suffixes.total():,} more: {counts}")
+        if lines:
             what = f"{count(len(paths), 'file')} that cannot be read as text"
-            print_error(f"{self._command}: warning: left out {what}:{shown}{more}")
+            print_error("\n  ".join([f"{self._command}: warning: left out {what}:", *lines]))
 
 
 def open_sentences(source: Path, out: Path, left_out: LeftOut | None = None) -> Sentences:
-    """Find the files of sentences of an input, with `left_out` also documents.
-
-    Raises DataError like `open_text`, and for a file of another format.
-    """
+    """Find the files of sentences of an input, with `left_out` also documents. Raises DataError for another format."""
     manifest = read_manifest(source)
     refuse_output_inside(source, out, manifest)
     # What `bert preprocess` wrote may begin like JSON.
-    kind = "plain" if manifest.get("step") == "preprocess" else "auto"
-    parts, notes = recognise_all(source, Reading(kind), manifest, left_out)
+    reading = Reading("plain" if manifest.get("step") == "preprocess" else "auto")
+    parts, notes = recognise_all(source, reading, manifest, left_out)
     for part in parts:
-        if left_out and part.format in DOCUMENTS:
-            continue
-        if (kind := part.compression or part.format) != "plain":
+        kind = part.compression or part.format
+        if kind != "plain" and not (left_out and part.format in DOCUMENTS):
             problem = f"is {kind}, not plain text with one sentence on each line"
             raise DataError(str(part.path), problem, "run `bert preprocess` on it first")
     shards = manifest.get("shards", [])
@@ -98,11 +95,7 @@ def open_text(
     names: Collection[str],
     left_out: LeftOut | None = None,
 ) -> tuple[list[Part], list[str]]:
-    """Return all files of an input, none of them empty, and notes; `names` are the settings that a person set.
-
-    Raises DataError for a file that cannot be left out, when no other has text, and for an output folder whose files
-    the next run would read; ConfigError for a setting without effect on these files.
-    """
+    """Return all files of an input, none of them empty, and notes; `names` are the settings that a person set."""
     manifest = read_manifest(source)
     refuse_output_inside(source, out, manifest)
     parts, notes = recognise_all(source, reading, manifest, left_out)
@@ -113,8 +106,7 @@ def open_text(
 def find_files(source: Path, manifest: Manifest, strict: bool = False) -> list[Path]:
     """Return a file, the files of a folder (of a step's folder, its outputs) or the matches of a pattern, in order.
 
-    Raises DataError when there are no files, for the output of an unfinished step, and if `strict`
-    for a link in a folder that is to no file.
+    A link in a folder that is to no file is refused if `strict`.
     """
     where = f"input ({source})"
     if source.is_file():
@@ -195,13 +187,10 @@ def recognise_all(
     left_out.report()
     empty = [path for path, part in files.items() if part is None]
     parts = [part for part in files.values() if part is not None]
-    if not parts and left_out.problems:
-        raise DataError(
-            f"input ({source})", "has no file with text", "name a folder with text files"
-        )
     if not parts:
         more = f" and {len(empty) - 1} more files are" if empty[1:] else " is"
-        raise DataError(f"input ({source})", f"{empty[0]}{more} empty", "use files with text")
+        problem = "has no file with text" if left_out.problems else f"{empty[0]}{more} empty"
+        raise DataError(f"input ({source})", problem, "use files with text")
     notes = []
     if empty and not manifest:
         notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")

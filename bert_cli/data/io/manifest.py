@@ -130,7 +130,7 @@ class _Manifest(BaseModel, extra="allow"):
 
 
 class OutputFolder:
-    """The output folder of a step, locked for this process. Open it with `open_output`."""
+    """The output folder of a step, locked for this process."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -248,7 +248,13 @@ class OutputFolder:
 
 
 def write_manifest(
-    path: Path, step: Step, total: Stats, seconds: float, bytes_read: int, **values: JSON
+    path: Path,
+    step: Step,
+    total: Stats,
+    seconds: float,
+    bytes_read: int,
+    shards: list[JSON],
+    **values: JSON,
 ) -> Manifest:
     """Write the manifest of a step, with further `values`; `seconds` and `bytes_read` count this run only."""
     manifest: Manifest = {
@@ -261,19 +267,15 @@ def write_manifest(
         **values,
         "versions": package_versions(step.packages),
         "notes": list(total.notes),
+        "shards": shards,  # the longest entry comes last
     }
-    if "shards" in values:
-        manifest["shards"] = manifest.pop("shards")  # the longest entry comes last
     files.write_json_atomically(path, manifest)
     return manifest
 
 
 @contextmanager
 def open_output(step: Step) -> Iterator[OutputFolder]:
-    """Lock and yield the output folder of a step. The lock ends with the process.
-
-    Raises DataError when it is a file, is locked by another process, or belongs to another step or other settings.
-    """
+    """Lock and yield the output folder of a step. The lock ends with the process."""
     out = step.out
     check_is_folder(out)
     (out / DONE).mkdir(parents=True, exist_ok=True)

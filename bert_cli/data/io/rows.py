@@ -54,23 +54,18 @@ def rows(
 
 
 def json_rows(lines: Iterable[str], source: str, first: int = 1) -> Rows:
-    """Yield the (location, JSON object) of each line from number `first` on, or of each item of one JSON array.
-
-    Raises DataError for another line or item.
-    """
+    """Yield the (location, JSON object) of each line from number `first` on, or of each item of one JSON array."""
     lines = iter(lines)
-    may_be_array = first == 1
+    is_first = first == 1
     for number, line in enumerate(lines, first):
-        if not line.strip():
-            continue
-        if may_be_array and line.lstrip().startswith("["):
+        where = f"{source} (line {number})"
+        if is_first and line.lstrip().startswith("["):
             for item, value in enumerate(parse(line + "".join(lines), source), 1):
                 where = f"{source} (item {item})"
                 yield where, check_object(value, where)
-            return
-        may_be_array = False
-        where = f"{source} (line {number})"
-        yield where, check_object(parse(line, where), where)
+        elif line.strip():
+            is_first = False
+            yield where, check_object(parse(line, where), where)
 
 
 def table_rows(
@@ -138,8 +133,7 @@ def parquet_rows(
 ) -> Rows:
     """Yield the (location, columns) of each row of a Parquet file.
 
-    Numbers of labels become their names, where the `datasets` of Hugging Face has described them. Raises DataError for
-    a column that is absent, and with the row for a text that is not UTF-8.
+    Numbers of labels become their names, where the `datasets` of Hugging Face has described them.
     """
     with open_parquet(part) as file:
         labels = _label_names(file.schema_arrow.metadata or {})
@@ -155,13 +149,8 @@ def parquet_rows(
                     row = [value.as_py() for value in values]
                 except ValueError as error:
                     raise DataError(where, f"is not UTF-8 ({error})", "fix the row") from None
-                yield (
-                    where,
-                    {
-                        name: _named(value, labels[name]) if name in labels else value
-                        for name, value in zip(batch.schema.names, row, strict=True)
-                    },
-                )
+                cells = dict(zip(batch.schema.names, row, strict=True))
+                yield where, cells | {n: _named(cells[n], labels[n]) for n in labels if n in cells}
 
 
 def _label_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
@@ -227,9 +216,8 @@ def check_columns(
 def listed(names: Sequence[str]) -> str:
     """Return the first LISTED_NAMES names in quotes, long ones shortened."""
     more = len(names) - LISTED_NAMES
-    shown = ", ".join(
-        f"'{textwrap.shorten(name, 40, placeholder='...')}'" for name in names[:LISTED_NAMES]
-    )
+    short = [textwrap.shorten(name, 40, placeholder="...") for name in names[:LISTED_NAMES]]
+    shown = ", ".join(f"'{name}'" for name in short)
     return f"{shown} and {more} more" if more > 0 else shown
 
 

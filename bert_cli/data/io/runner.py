@@ -55,8 +55,7 @@ def run_shards(
 
     `convert(inputs, output, **shard.arguments)` must be picklable. `total`, the sum of the shards' sizes, and
     `notes`, read at the end, are for a generator of shards. `check(counts)` may refuse the result with a DataError
-    before the manifest is written; the shards stay. Raises DataError when OUT has other settings or inputs,
-    when a worker is killed, or when nothing was produced; SystemExit(130) on Ctrl-C.
+    before the manifest is written; the shards stay.
     """
     if isinstance(shards, Sequence) and total is None:
         total = sum(shard.size() for shard in shards)
@@ -205,10 +204,7 @@ def run_in_threads(
 def plan_disk_space(
     step: str, number: int | None, to_write: int, written: int, out: Path, unit: str = "shard"
 ) -> str:
-    """Return the plan of a step in one line; `written` are the bytes of complete shards, `number` their number.
-
-    Raises DataError when the disk has less space than `to_write`.
-    """
+    """Return the plan of a step in one line; `written` are the bytes of complete shards, `number` their number."""
     free = free_bytes(out)
     if to_write > free:
         problem = f"{step} will write about {format_bytes(to_write)}, but only {format_bytes(free)} are free there"

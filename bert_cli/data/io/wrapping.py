@@ -137,12 +137,11 @@ def fill(line: str, following: str, width: int) -> float:
 def has_two_columns(text: str) -> bool:
     """Return whether most lines have one wide gap, and all gaps end in about the same column."""
     rows = [row for line in text.split("\n") if (row := row_of(line)).text]
-    starts = Counter(
-        column
-        for row in rows
-        if len(gaps := list(GAP.finditer(row.text))) == 1 and gaps[0].start() > MIN_COLUMN
-        if (column := row.indent + gaps[0].end()) < row.end - MIN_COLUMN
-    )
+    starts: Counter[int] = Counter()
+    for row in rows:
+        cells = GAP.split(row.text)
+        if len(cells) == 2 and min(map(len, cells)) > MIN_COLUMN:
+            starts[row.end - len(cells[1])] += 1
     # The second column of proportional fonts starts a column more or less to the right.
     count = max((starts[n - 1] + starts[n] + starts[n + 1] for n in list(starts)), default=0)
     return count > max(MIN_EVIDENCE, len(rows) / 2)
@@ -171,9 +170,8 @@ def ends_within_sentences(text: str) -> bool:
 def _shows_margin(first: Row, second: Row) -> bool:
     if not first.text or not second.text or first[:2] != second[:2]:
         return False
-    if not second.text[0].isalnum() and first.text[0] == second.text[0]:
-        return False
-    return not _are_cells(first, second)
+    begin_alike = not second.text[0].isalnum() and first.text[0] == second.text[0]
+    return not begin_alike and not _are_cells(first, second)
 
 
 def _are_cells(first: Row, second: Row) -> bool:
@@ -194,12 +192,10 @@ def _margin_of(breaks: Sequence[Break], columns: Sequence[int]) -> int:
             lines.update(range(end, end + _room(first, second) + 1))
     margin = max(columns, key=lambda column: lines[column])
     broken = [(a, b) for a, b in breaks if is_broken(a, b, (margin,))]
-    weight = sum(
-        STRONG_EVIDENCE
-        if SPLIT.search(a.text) or (a.end == margin and STRETCHED.search(a.text))
-        else 1
-        for a, _ in broken
-    )
+    weight = len(broken)
+    for row, _ in broken:
+        if SPLIT.search(row.text) or (row.end == margin and STRETCHED.search(row.text)):
+            weight += STRONG_EVIDENCE - 1
     return margin if weight >= MIN_EVIDENCE and _are_prose(broken) else 0
 
 
@@ -236,11 +232,8 @@ def _room(first: Row, second: Row) -> int:
 def is_broken(first: Row, second: Row, margins: Iterable[int]) -> bool:
     """Return whether the first line ends where one of the margins left no room for the second line's first word."""
     room = _room(first, second)
-    for margin in margins:
-        # Wrapped before it was quoted, or after.
-        if 0 <= margin - first.end <= room or 0 <= margin - first.end - len(first.quote) <= room:
-            return True
-    return False
+    ends = (first.end, first.end + len(first.quote))  # wrapped before it was quoted, or after
+    return any(0 <= margin - end <= room for margin in margins for end in ends)
 
 
 def continues(rows: Sequence[Row], row: Row, margins: Sequence[int]) -> bool:

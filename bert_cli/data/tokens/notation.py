@@ -97,11 +97,7 @@ PATTERNS = {
 
 
 def read_notation(path: Path) -> tuple[JSONObject, Notation]:
-    """Return the content of a tokenizer.json and its kind.
-
-    Raises DataError for a kind or a regular expression that is not supported, and for byte-level BPE under another
-    name, whose other files would not be found.
-    """
+    """Return the content of a tokenizer.json and its kind."""
     description = read_json(path, JSONObject, DataError, COPY_AGAIN)
     patterns: list[str | None] = []
     parts = [description.get("normalizer"), description.get("pre_tokenizer")]

@@ -162,10 +162,7 @@ def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
 
 
 def vocabulary_bytes(path: Path) -> tuple[bytes, Notation]:
-    """Return a vocabulary as the bytes of a vocab.txt (of byte-level BPE, of its tokenizer.json), and its kind.
-
-    Raises DataError for WordPiece that does not split text as BERT does.
-    """
+    """Return a vocabulary as the bytes of a vocab.txt (of byte-level BPE, of its tokenizer.json), and its kind."""
     if path.suffix != ".json":  # a byte order mark and blank lines at the end are no pieces
         data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
         return re.sub(rb"\n\s+\Z", b"\n", data), WORDPIECE
@@ -383,10 +380,7 @@ class TokenizerFolder:
 
     @cached_property
     def added_tokens(self) -> list[AddedToken]:
-        """The tokens that a model's owner added besides the five special ones.
-
-        Raises DataError for one that transformers reads from another file than tokenizer.json.
-        """
+        """The tokens that a model's owner added besides the five special ones."""
         tokens = self.listed_tokens
         known = {*self.special_tokens, *(token.content for token in tokens)}
         entries: list[object] = [*self._part(ADDED_FILE, JSONObject)]

@@ -53,8 +53,6 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     """Read the vocabulary that `--vocab` names: its file, a folder with one, a run, or a model on the hub.
 
     The file is a vocab.txt, or the tokenizer.json of a model that has no other, with WordPiece or byte-level BPE.
-
-    Raises ConfigError if its config or its pieces contradict `cased`, and DataError if it does not exist.
     """
     path = Path(name)
     if path.is_dir():
@@ -137,10 +135,7 @@ def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
 
 
 def run(settings: VocabSettings) -> None:
-    """Train a WordPiece vocabulary (Schuster and Nakajima 2012); the same text gives the same vocabulary.
-
-    Raises DataError when there is no text, or when OUT holds anything but a vocabulary of these settings and this text.
-    """
+    """Train a WordPiece vocabulary (Schuster and Nakajima 2012); the same text gives the same vocabulary."""
     base = find_vocabulary(settings.extend, cased=settings.cased) if settings.extend else None
     if base is not None and base.notation is BYTE_LEVEL:
         problem = f"is {BYTE_LEVEL.name}, and only {WORDPIECE.name} can be extended"
