@@ -91,6 +91,18 @@ class Convolution(Layer):
         return ops.take(ops.reshape(mixed, (-1, size)), rows_BS, axis=0)
 
 
+class Attention(SelfAttention):
+    """BERT's attention without the residual, which the layer adds."""
+
+    def _create_output(self) -> None:
+        self.layer_norm = self.norm()
+        self.project = self.dense("output")
+
+    def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
+        """[B, S, D] in the compute dtype -> float32."""
+        return self.project(self.context(x_BSD, bias, key))
+
+
 class GroupedFeedForward(Layer):
     """Dense, GELU, grouped dense and, if there are several groups, a dense layer that mixes them."""
 
@@ -124,9 +136,7 @@ class GroupLayer(Block):
         self.dropout_id = 1 + self.number * self.DROPOUT_IDS
         self.convolution = Convolution(**self.part("convolution"))
         self.feed_forward_1 = GroupedFeedForward(**self.part("feed_forward_1"))
-        self.attention = SelfAttention(
-            **self.part("self_attention"), dropout_id=self.dropout_id + 4, is_pre_norm=True
-        )
+        self.attention = Attention(**self.part("self_attention"), dropout_id=self.dropout_id + 4)
         self.feed_forward_2 = GroupedFeedForward(**self.part("feed_forward_2"))
         is_last = self.number == self.config.num_hidden_layers - 1
         self.final_norm = self.norm("final_norm") if is_last else None

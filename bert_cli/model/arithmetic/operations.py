@@ -10,8 +10,8 @@ from bert_cli.model.arithmetic import fused
 from bert_cli.model.arithmetic.fused import NEVER, Dropout, Norm, Tensor, float32
 from bert_cli.model.arithmetic.scaling import Factor
 
-DenseWeights = tuple[Tensor, Tensor | None]
-"""Kernel and bias of a dense layer."""
+Operands = tuple[Tensor, Tensor, Tensor | None]
+"""Input, kernel and bias of a dense layer."""
 
 
 def linear(x: Tensor, kernel: Tensor) -> Tensor:
@@ -60,10 +60,10 @@ class Operations:
         return fused.attention_probabilities(scores, bias, dropout, self.fuse_above)
 
     def add_and_normalize(
-        self, x: Tensor, dense: DenseWeights, residual: Tensor, norm: Norm, dropout: Dropout
+        self, dense: Operands, residual: Tensor, norm: Norm, dropout: Dropout
     ) -> Tensor:
         """Return LayerNorm of the residual plus dropout of x @ kernel + bias, in the dtype of `x`."""
-        kernel, bias = dense
+        x, kernel, bias = dense
         product = linear(x, kernel)
         return fused.add_and_normalize(product, bias, residual, norm, dropout, self.fuse_above)
 
@@ -81,7 +81,7 @@ class LibraryOperations(Operations):
 
     def project(self, layer: Any, x: Tensor) -> Tensor:
         """Return the result of a `Dense` with a bias, in the dtype of `x`."""
-        return fused.dense_by_library(x, *layer.parameters)
+        return fused.dense_by_library(*layer.operands(x))
 
     def dense_gelu(self, x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
         """Return the GELU of x @ kernel + bias, in the dtype of `x`."""
@@ -96,10 +96,10 @@ class LibraryOperations(Operations):
         return ops.softmax(scores * scale + ops.cast(bias, scores.dtype), axis=-1)
 
     def add_and_normalize(
-        self, x: Tensor, dense: DenseWeights, residual: Tensor, norm: Norm, dropout: Dropout
+        self, dense: Operands, residual: Tensor, norm: Norm, dropout: Dropout
     ) -> Tensor:
         """Return LayerNorm of the residual plus x @ kernel + bias, in the dtype of `x`."""
-        return self.normalize(fused.dense_by_library(x, *dense) + residual, norm)
+        return self.normalize(fused.dense_by_library(*dense) + residual, norm)
 
     def normalize(self, x: Tensor, norm: Norm) -> Tensor:
         """Return LayerNorm over the last axis, in the dtype of `x`."""

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from bert_cli.model.arithmetic.fused import Norm, Tensor, scaled
-from bert_cli.model.arithmetic.operations import DenseWeights, Operations
+from bert_cli.model.arithmetic.operations import Operands, Operations
 
 # Attributes of Keras itself, and attributes that may differ between layers with one trace.
 NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "dropout_id", "number"}
@@ -113,7 +113,10 @@ class Layer(keras.layers.Layer):
 
 
 class Dense(Layer):
-    """x @ kernel in the compute dtype, plus bias in float32; the result stays float32."""
+    """x @ kernel in the compute dtype, plus bias in float32; the result stays float32.
+
+    Of Unit Scaling it has the factors `input` and `output`, besides those of its weights.
+    """
 
     inputs: int
     outputs: int
@@ -125,13 +128,12 @@ class Dense(Layer):
 
     def call(self, x: Tensor) -> Tensor:
         """[..., inputs] in the compute dtype -> [..., outputs] in float32."""
-        return self.operations.dense(x, *self.parameters)
+        return self.scaled("output", self.operations.dense(*self.operands(x)))
 
-    @property
-    def parameters(self) -> DenseWeights:
-        """Return kernel and bias."""
+    def operands(self, x: Tensor) -> Operands:
+        """Return the input, the kernel and the bias, for an operation that does more than multiply."""
         bias = None if self.bias is None else self.scaled("bias", self.bias)
-        return self.scaled("kernel", self.kernel), bias
+        return self.scaled("input", x), self.scaled("kernel", self.kernel), bias
 
 
 class LayerNorm(Layer):

@@ -64,8 +64,7 @@ class Output(Layer):
     def call(self, x: Tensor, residual_BSD: Tensor, key: Tensor | None) -> Tensor:
         """Project to [B, S, D], add the residual and normalise."""
         return self.operations.add_and_normalize(
-            self.scaled("input", x),
-            self.projection.parameters,
+            self.projection.operands(x),
             residual_BSD,
             self.layer_norm.parameters,
             Dropout(self.config.hidden_dropout_prob, dropout_seed(key, self.dropout_id)),
@@ -76,38 +75,35 @@ class SelfAttention(Layer):
     """Multi-head attention (Vaswani et al. 2017, equation 1), with output projection and residual."""
 
     dropout_id: int
-    is_pre_norm: bool = False
-    """Whether the caller applies `layer_norm` to the input and adds the residual."""
 
     def _create_weights(self) -> None:
         self.query, self.key, self.value = map(self.dense, ("query", "key", "value"))
-        if self.is_pre_norm:
-            self.layer_norm = self.norm()
-            self.project = self.dense("output")
-            return
+        self._create_output()
+
+    def _create_output(self) -> None:
         size = self.config.hidden_size
         self.project = Output(**self.part("output"), inputs=size, dropout_id=self.dropout_id + 1)
 
     def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D]; `bias` is the attention bias."""
+        return self.project(self.context(x_BSD, bias, key), x_BSD, key)
+
+    def context(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
+        """[B, S, D] -> [B, S, D]: for each position the mean of the values, weighted by query times key."""
         scale = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
-        scored_BSD = self.scaled("split_scores", x_BSD)
         operations = self.operations
-        query_BSD = operations.query(operations.project(self.query, scored_BSD), scale)
-        key_BSD = operations.project(self.key, scored_BSD)
-        value_BSD = operations.project(self.value, self.scaled("split", x_BSD))
-        query_BNSH = self._heads(self.scaled("queries", query_BSD), (0, 2, 1, 3))
-        key_BNHS = self._heads(self.scaled("keys", key_BSD), (0, 2, 3, 1))
-        value_BNSH = self._heads(self.scaled("values", value_BSD), (0, 2, 1, 3))
+        query_BSD = operations.query(operations.project(self.query, x_BSD), scale)
+        key_BSD = operations.project(self.key, x_BSD)
+        value_BSD = operations.project(self.value, x_BSD)
+        query_BNSH = self._heads(query_BSD, (0, 2, 1, 3))
+        key_BNHS = self._heads(key_BSD, (0, 2, 3, 1))
+        value_BNSH = self._heads(value_BSD, (0, 2, 1, 3))
         scores_BNSS = matmul(query_BNSH, key_BNHS)
         seed = dropout_seed(key, self.dropout_id)
         dropped = Dropout(self.config.attention_probs_dropout_prob, seed)
         probabilities_BNSS = operations.probabilities(scores_BNSS, bias, scale, dropped)
         context_BNSH = matmul(probabilities_BNSS, value_BNSH)
-        context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
-        if self.is_pre_norm:
-            return self.project(context_BSD)
-        return self.project(context_BSD, x_BSD, key)
+        return ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
 
     def _heads(self, x_BSD: Tensor, order: tuple[int, ...]) -> Tensor:
         """Split D into heads [B, S, N, H] in the compute dtype and transpose the axes to `order`."""
@@ -128,7 +124,7 @@ class FeedForward(Layer):
 
     def call(self, x_BSD: Tensor, key: Tensor | None) -> Tensor:
         """[B, S, D] -> [B, S, D], through [B, S, F]."""
-        inner_BSF = self.operations.dense_gelu(self.scaled("split", x_BSD), *self.inner.parameters)
+        inner_BSF = self.operations.dense_gelu(*self.inner.operands(x_BSD))
         return self.project(inner_BSF, x_BSD, key)
 
 
@@ -191,8 +187,8 @@ class Pooler(Block):
         """[B, C + P, D] -> [B, C + P, D]."""
         starts = batch.get("next_sentence_positions")
         sequences = 1 if starts is None else starts.shape[1]
-        first_BCD = self.projection(self.scaled("split", hidden[:, :sequences]))
-        first_BCD = ops.cast(ops.tanh(first_BCD), self.compute_dtype)
+        first_BCD = ops.tanh(self.projection(hidden[:, :sequences]))
+        first_BCD = ops.cast(first_BCD, self.compute_dtype)
         return ops.concatenate([first_BCD, hidden[:, sequences:]], axis=1)
 
 

@@ -140,7 +140,7 @@ class PretrainingHeads(ScoresWords, Head):
         sequences = 1 if len(next_sentence.shape) == 1 else next_sentence.shape[1]
         mlm_loss, mlm_correct = self.masked_lm.loss_sums(hidden[:, sequences:], labels)
         mlm_loss = self.scaled("mlm_loss", mlm_loss)
-        nsp_BC2 = self.next_sentence(self.scaled("readout", hidden[:, :sequences]))
+        nsp_BC2 = self.next_sentence(hidden[:, :sequences])
         nsp_weights = labels.get("next_sentence_weights")
         nsp_loss, nsp_correct = loss_sums(nsp_BC2, next_sentence, nsp_weights)
         nsp_loss = self.scaled("nsp_loss", nsp_loss)
