@@ -1,5 +1,6 @@
 """Arrays of NumPy by the type of their values: one name for one type."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,3 +20,6 @@ Floats64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.floating[Any]]
 Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+Tensors = Mapping[str, Array]
+"""Arrays by the names of weights."""

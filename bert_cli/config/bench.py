@@ -4,9 +4,7 @@
 benchmarks are shipped configs, `bench_...`, whose examples are synthetic.
 """
 
-from typing import Annotated
-
-from pydantic import Field
+from pydantic import NonNegativeInt
 
 from bert_cli.config.training import TrainSettings
 from bert_cli.settings.settings import JsonSettings, Positive, Settings, Shared, Unless
@@ -36,5 +34,5 @@ class BenchRunSettings(TrainSettings, JsonSettings, Shared):
 
     steps: Positive = 20
     """Number of measured steps."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 3
+    warmup_steps: NonNegativeInt = 3
     """Number of steps before the measurement."""

@@ -9,7 +9,15 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from bert_cli.processes import cpu_count
 from bert_cli.settings.markers import PathOrName, Positional, Recorded
-from bert_cli.settings.settings import OutSettings, SettingError, Settings, Shared, Unless
+from bert_cli.settings.settings import (
+    Fraction,
+    OutSettings,
+    Positive,
+    SettingError,
+    Settings,
+    Shared,
+    Unless,
+)
 
 Documents = Literal["blank-lines", "files"]
 PROCESSES = "Number of local processes; it does not change the results."
@@ -101,9 +109,9 @@ class Masking(Settings):
 
     unit: Literal["token", "word"] = "token"
     """Unit of masking: single tokens, or complete words with all their tokens."""
-    probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    probability: Fraction = 0.15
     """Fraction of an example's tokens that are masked, at most P tokens."""
-    start_probability: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    start_probability: Fraction | None = None
     """Fraction at the first step; it changes linearly to `probability` at the last step."""
 
     @property
@@ -205,7 +213,7 @@ class RecipeSettings(Settings):
     """Sequence length of an example, including special tokens."""
     masked_lm_prob: Recorded[float] = Field(0.15, gt=0.0, lt=1.0)
     """Fraction of an example's tokens that are masked, at most mask_tokens; only for static masking."""
-    mask_tokens: Recorded[Annotated[int, Field(ge=1)]] = Field(default_factory=_usual_mask_tokens)
+    mask_tokens: Recorded[Positive] = Field(default_factory=_usual_mask_tokens)
     """Maximum number of masked tokens of an example. By default that of BERT (20 for 128 tokens, 56 for 384, 76 for
     512), and for other lengths masked_lm_prob of the length, rounded up."""
     masking: Recorded[Literal["static", "dynamic"]] = "static"

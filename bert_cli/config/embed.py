@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+from pydantic import PositiveFloat
 
 from bert_cli.config.finetune import UNSCORED, FinetuneSettings, check_once
 from bert_cli.facts import heads
 from bert_cli.settings.markers import Fixed, PathOrName, Usual
-from bert_cli.settings.settings import SettingError, Settings
+from bert_cli.settings.settings import Fraction, Positive, SettingError, Settings
 from bert_cli.text import count
 
 
@@ -64,18 +64,18 @@ class EmbedSettings(FinetuneSettings):
     retrieval_file: Path | None = None
     """Judgements `qrels/X.tsv` (query-id, corpus-id, score) in a folder with queries.jsonl and corpus.jsonl, for
     nDCG@10, recall@10 and recall@100."""
-    held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    held_out_fraction: Fraction = 0.1
     """Fraction of the pairs held out for scoring if neither validation_file nor retrieval_file is set; the
     score measures how well each anchor finds its positive among all held-out positives. Pairs with a text in common are
     on one side."""
     pooling: Fixed[Literal["mean", "cls"]] = "mean"
     """How the vector of a text is computed: the `mean` over its tokens, or the output at [CLS]."""
-    temperature: Fixed[Annotated[float, Field(gt=0.0)]] = 0.05
+    temperature: Fixed[PositiveFloat] = 0.05
     """Divisor of the cosines in the loss."""
-    matryoshka: Fixed[list[Annotated[int, Field(ge=1)]] | None] = None
+    matryoshka: Fixed[list[Positive] | None] = None
     """Sizes to which the vectors can be shortened, such as 256,128,64: the loss is the sum of the loss of the complete
     vectors and the losses of their first values, and each size is scored (Kusupati et al. 2022)."""
-    num_epochs: Annotated[float, Field(gt=0.0)] = 1.0
+    num_epochs: PositiveFloat = 1.0
 
     @property
     def head(self) -> heads.Head:

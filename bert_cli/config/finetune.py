@@ -10,14 +10,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PositiveFloat
 
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
 from bert_cli.settings.markers import Fixed, PathOrName, Usual
-from bert_cli.settings.settings import Positive, SettingError, Settings, Unless, as_list
+from bert_cli.settings.settings import (
+    Fraction,
+    Length,
+    Positive,
+    SettingError,
+    Settings,
+    Unless,
+    UpToOne,
+    as_list,
+)
 from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
@@ -27,7 +36,6 @@ UNSCORED = Unless(
     "with generated_dataset, whose examples are not scored",
     "leave out one of them",
 )
-Weight = Annotated[float, Field(gt=0.0)]
 DOC_STRIDE = 128
 QUERY_LENGTH = 64  # tokens of a question
 ANSWER_LENGTH = 30  # tokens of an answer
@@ -65,9 +73,9 @@ class Distillation(Settings):
     teacher: Usual[PathOrName | None] = None
     """A model that was trained for the same task: a run folder, a checkpoint, a Hugging Face folder or name. It has the
     same vocabulary; its outputs on the training examples are computed once, before the first step, and cached."""
-    logits: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    logits: UpToOne = 0.9
     """Weight of the loss against the teacher's outputs; the loss against the labels has the rest."""
-    temperature: Annotated[float, Field(gt=0.0)] = 2.0
+    temperature: PositiveFloat = 2.0
     """Divisor of the logits of both models before the softmax (Hinton et al. 2015); regression has no softmax."""
     unlabelled_file: Path | None = None
     """Texts for `classify` and `glue` in a file like the training file, without its column of labels, or, if there is
@@ -87,7 +95,7 @@ class FinetuneSettings(TrainSettings):
         "baselines": [UNSCORED, "do_training", "do_validation"],
     }
 
-    max_seq_length: Usual[Annotated[int, Field(ge=8)]] = Field(default_factory=_longest)
+    max_seq_length: Usual[Length] = Field(default_factory=_longest)
     """Maximum sequence length in tokens; a batch is padded only to its longest example. By default the
     model_max_length of the tokenizer, at most the model's max_position_embeddings."""
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=32)
@@ -98,7 +106,7 @@ class FinetuneSettings(TrainSettings):
     model's tokenizer. Without pretrained_ckpt_path, training starts from new weights."""
     generated_dataset: Fixed[bool] = False
     """Train on synthetic examples to test a machine or a layout, without a model or a tokenizer."""
-    num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 3.0
+    num_epochs: Usual[PositiveFloat] = 3.0
     """Number of epochs: passes over the training examples."""
     do_training: bool = True
     """Train the model; otherwise only score it."""
@@ -197,7 +205,7 @@ class SquadSettings(TaskSettings):
     global_batch: GlobalBatch = GlobalBatch(micro_batch_size=16)
     """Windows of a step."""
     optimizer_opts: OptimizerOpts = _adam(3e-5)
-    num_epochs: Usual[Annotated[float, Field(gt=0.0)]] = 2.0
+    num_epochs: Usual[PositiveFloat] = 2.0
 
     def _check(self) -> None:
         error = window_error(self.max_seq_length, self.doc_stride, self.max_query_length)
@@ -297,7 +305,7 @@ class ClassifySettings(TaskSettings):
     """What stands between the labels of a text in its column, such as | in `food|earth`."""
     class_weights: Fixed[
         Annotated[
-            Literal["balanced"] | Annotated[dict[str, Weight], Field(min_length=1)] | None,
+            Literal["balanced"] | Annotated[dict[str, PositiveFloat], Field(min_length=1)] | None,
             BeforeValidator(_as_table),
         ]
     ] = None
@@ -307,7 +315,7 @@ class ClassifySettings(TaskSettings):
     few: Fixed[bool] = False
     """For 8 to 100 rows of a label, and a start that was trained for similarity: train the vectors of the start on
     pairs of texts with the same label, at most 320, and compute the classifier by logistic regression."""
-    held_out_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    held_out_fraction: Fraction = 0.1
     """Fraction of the training rows of each label held out for scoring if there is no validation_file. Rows with a text
     in common are on one side."""
 

@@ -1,9 +1,9 @@
 """The settings of `bert init`: a text, the machine's hours, and what the model is for."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from bert_cli.config.data import DocumentSettings, TextInputSettings, TextSettings
 from bert_cli.settings.markers import PathOrName, Positional
@@ -39,7 +39,7 @@ class InitSettings(
     start: PathOrName | None = Field(None, alias="from")
     """Model to continue, or to search with: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default
     a new model is trained."""
-    hours: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 8.0
+    hours: PositiveFloat = 8.0
     """Hours that all its commands may take on this machine."""
     goal: Literal["search", "labels", "fill-mask"] = Field("fill-mask", alias="for")
     """Purpose of the model: `search` makes an index with the model of --from as published; your own `labels`, or

@@ -7,7 +7,7 @@ They change memory and traffic of a run and not its numbers, so a run may be res
 import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, field_validator
 
 from bert_cli.facts.heads import LAST_BLOCKS
 from bert_cli.settings.markers import Usual
@@ -24,7 +24,7 @@ class Parallel(Settings):
     pipeline_stages: list[list[str]] | None = None
     """Blocks of each stage in order, such as [["emb", "hid*6"], ["hid*6", "enc_out", "pool", "heads"]], in
     quotes on the command line. `hid` is one encoder layer, `hid*7` seven."""
-    pipeline_device_mapping: list[Annotated[int, Field(ge=0)]] | None = None
+    pipeline_device_mapping: list[NonNegativeInt] | None = None
     """The device of each stage; a device may have several stages."""
     recompute: bool = False
     """Save only the inputs of blocks, and run the blocks again in the backward pass with the same dropout."""
@@ -104,11 +104,11 @@ class Cluster(Settings):
     workers: list[str] = []
     """host:port of every process, in the order of ranks; set by `bert launch`. A process listens on the interface of
     its host, without authentication, so the network must be trusted."""
-    rank: Annotated[int, Field(ge=0)] | None = None
+    rank: NonNegativeInt | None = None
     """Rank of this process."""
     lost_after_seconds: Annotated[int, Field(ge=5, le=600)] = 20
     """Seconds without a heartbeat after which a process counts as lost; the run then ends on all processes."""
-    start_within_seconds: Annotated[int, Field(gt=0)] = 300
+    start_within_seconds: Positive = 300
     """Seconds within which all processes must have started; otherwise those that have end."""
 
     def _check(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from bert_cli.config.parallel import Cluster, Parallel, Wandb
 from bert_cli.facts.architectures import ARCHITECTURES, ModelShape
@@ -20,11 +20,14 @@ from bert_cli.facts.products import BatchShape
 from bert_cli.settings.markers import Engine, Fixed, PathOrName, Usual
 from bert_cli.settings.settings import (
     Devices,
+    Fraction,
+    Length,
     Positive,
     Probability,
     SettingError,
     Settings,
     Unless,
+    UpToOne,
     is_set,
 )
 from bert_cli.text import count
@@ -67,9 +70,9 @@ class GlobalBatch(Settings):
     examples_per_step: Positive | None = None
     """Examples of a step, instead of grad_acc_steps_per_replica; with micro_batch_size `auto` as a flag, by default
     the number in the config."""
-    start_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    start_fraction: Fraction | None = None
     """Fraction of the accumulation at the first step; the batch grows linearly from there."""
-    growth_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    growth_frac: UpToOne = 0.5
     """Fraction of the run's examples over which the batch grows to its full size."""
 
     @model_validator(mode="before")
@@ -120,15 +123,15 @@ class LearningRate(Settings):
     schedule_name: Literal["up_down", "constant", "cosine", "wsd"] = "up_down"
     """After a linear warm-up: `up_down`, linear decay to 1e-7 on the last step; `cosine`, half a cosine;
     `constant`, the maximum; `wsd`, the maximum, then a decay over the last steps along 1 - sqrt(x)."""
-    max_learning_rate: Usual[Annotated[float, Field(gt=0.0)]]
+    max_learning_rate: Usual[PositiveFloat]
     """Maximum learning rate; with reference_batch_size, the rate for a global batch of that size."""
     warmup_frac: Usual[Annotated[float, Field(ge=0.0, le=1.0)]] = 0.0
     """Fraction of the steps over which the learning rate rises from zero."""
-    warmup_power: Annotated[float, Field(gt=0.0)] = 1.0
+    warmup_power: PositiveFloat = 1.0
     """Exponent of the warm-up curve: 1 rises linearly, 0.5 like a square root."""
-    decay_frac: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+    decay_frac: UpToOne = 0.1
     """Fraction of the steps, at the end of the run, over which `wsd` decays."""
-    final_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    final_fraction: Probability = 0.0
     """Fraction of the maximum learning rate at the last step of `wsd`."""
     reference_batch_size: Positive | None = None
     """Linear scaling rule: multiply the learning rate by the global batch divided by this number."""
@@ -143,19 +146,19 @@ class OptimizerOpts(Settings):
     query, key, value and both halves of Wi are clipped apart: 2 % of the change of weights differs from fused ones."""
     learning_rate: LearningRate
     """Schedule of the learning rate."""
-    weight_decay_rate: Annotated[float, Field(ge=0.0)] = 0.01
+    weight_decay_rate: NonNegativeFloat = 0.01
     """Decoupled weight decay."""
-    loss_scaling: Annotated[float, Field(gt=0.0)] | Literal["dynamic"] = 1.0
+    loss_scaling: PositiveFloat | Literal["dynamic"] = 1.0
     """Factor on the loss that keeps small float16 gradients from underflowing; `dynamic` adapts it."""
     beta_1: Probability = 0.9
     """Decay rate of the first moment."""
     beta_2: Probability = 0.999
     """Decay rate of the second moment."""
-    epsilon: Annotated[float, Field(gt=0.0)] = 1e-6
+    epsilon: PositiveFloat = 1e-6
     """Added to the root of the second moment."""
-    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    layer_decay: UpToOne = 1.0
     """Layer-wise learning rate decay: factor from each layer to the layer below; heads use the full rate."""
-    max_gradient_norm: Annotated[float, Field(gt=0.0)] | None = None
+    max_gradient_norm: PositiveFloat | None = None
     """Clip the gradient norm of the complete step to this value; no clipping by default."""
     no_weight_decay: list[WeightKind] = ["bias", "beta"]
     """Weights without decay, by the last part of their names."""
@@ -168,7 +171,7 @@ class WeightedCorpus(Settings):
 
     path: PathOrName
     """Folder or address of the records."""
-    weight: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    weight: PositiveFloat = 1.0
     """Relative weight of the corpus in the mixture."""
 
 
@@ -198,11 +201,11 @@ class TrainSettings(Settings):
     """Description of this config, printed when the run starts."""
     bert_config: Fixed[ModelShape] = BertConfig()
     """The shape of the model."""
-    max_seq_length: Fixed[Usual[Annotated[int, Field(ge=8)]]]
+    max_seq_length: Fixed[Usual[Length]]
     """Sequence length of an example."""
     global_batch: GlobalBatch
     """Examples of a step."""
-    num_epochs: Usual[Annotated[float, Field(gt=0.0)] | None] = None
+    num_epochs: Usual[PositiveFloat | None] = None
     """Number of epochs. An epoch is one pass over the records; for a mixture, as many examples as all its corpora have
     together. The copies of an example in static records (duplication_factor) count separately."""
     total_num_train_samples: Usual[Positive | None] = None
@@ -229,7 +232,7 @@ class TrainSettings(Settings):
     The optimizer starts fresh."""
     checkpoint_every_steps: Positive | None = None
     """Save every N steps; the last step is always saved."""
-    checkpoint_every_minutes: Annotated[float, Field(gt=0.0)] | None = 30.0
+    checkpoint_every_minutes: PositiveFloat | None = 30.0
     """Save when this many minutes have passed since the last save; null turns this off."""
     keep_checkpoints: Positive = 3
     """Number of newest checkpoints to keep."""

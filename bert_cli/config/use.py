@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from bert_cli.facts import heads
 from bert_cli.settings.markers import PathOrName, Positional
 from bert_cli.settings.settings import (
     EngineSettings,
     JsonSettings,
+    Length,
     NewOutSettings,
     Positive,
     SettingError,
@@ -88,7 +89,7 @@ class PredictSettings(ModelSettings, ThresholdSettings, EngineSettings):
     token-classification and question-answering choose windows that fit."""
     batch_size: Positive = 32
     """Texts in a batch; texts of similar length are batched together."""
-    max_seq_length: Annotated[int, Field(ge=8)] | None = None
+    max_seq_length: Length | None = None
     """Maximum length of a text in tokens; by default the length of a run of `bert squad` or `bert embed`, or of one
     with doc_stride, otherwise of the model.
     Longer texts are truncated, unless they are read in windows; their row has `"truncated": true`."""
@@ -204,7 +205,7 @@ class ShrinkSettings(NewOutSettings, ModelSettings):
     Example: bert shrink bert-base-uncased small --layers 0,1,2,3
     """
 
-    layers: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    layers: Annotated[list[NonNegativeInt], Field(min_length=1)]
     """Numbers of the layers in ascending order, from 0 at the embeddings."""
 
     def _check(self) -> None:

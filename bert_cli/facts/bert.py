@@ -4,9 +4,9 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import PositiveFloat
 
 from bert_cli.facts.products import Product
 from bert_cli.files import JSONObject
@@ -50,9 +50,9 @@ class BertConfig(Settings):
     """Maximum sequence length of the model."""
     type_vocab_size: Size = 2
     """Number of segments: first and second sentence."""
-    initializer_range: Annotated[float, Field(gt=0.0)] = 0.02
+    initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights (a normal distribution truncated at two standard deviations)."""
-    layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-12
+    layer_norm_eps: PositiveFloat = 1e-12
     """Added to the variance in LayerNorm."""
     position_embedding_type: Hidden[Literal["absolute"]] = "absolute"
     """Position embeddings are learned, one vector for each position."""

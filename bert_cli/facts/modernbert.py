@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PositiveFloat, ValidationError
 from pydantic_core import InitErrorDetails
 
 from bert_cli.facts import heads
@@ -53,7 +53,7 @@ class ModernBertConfig(BertConfig):
     num_hidden_layers: Depth = 22
     intermediate_size: Size = 1152
     max_position_embeddings: Size = 8192
-    layer_norm_eps: Annotated[float, Field(gt=0.0)] = 1e-5
+    layer_norm_eps: PositiveFloat = 1e-5
     hidden_act: Hidden[Literal["gelu", "silu"]] = "gelu"  # type: ignore[assignment]
     """Activation of the feed-forward layers: `silu`, x times its sigmoid, in some published models."""
     classifier_activation: Hidden[Literal["gelu", "silu"]] = "gelu"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Unpack
 import keras
 import numpy as np
 
-from bert_cli.arrays import Floats32
+from bert_cli.arrays import Floats32, Shape
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
@@ -140,7 +140,7 @@ def repeated_parts(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
     return parts
 
 
-def initial_value(seed: int, name: str, shape: tuple[int, ...], deviation: float) -> Floats32:
+def initial_value(seed: int, name: str, shape: Shape, deviation: float) -> Floats32:
     """Return the initial value of a weight: a function of the run's seed and the weight's name."""
     # Kernels and tables are normal, truncated at two deviations (Devlin et al. 2019); biases and betas are 0, gammas 1.
     kind = name.rpartition("/")[2]

@@ -6,11 +6,10 @@ stream is float32 inside a layer and has the compute dtype between them. Shapes 
 convolution's kernel, W channels of a group.
 """
 
-from collections.abc import Mapping
-
 import keras
 from keras import ops
 
+from bert_cli.arrays import Shape
 from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.model.arithmetic.fused import (
     Tensor,
@@ -21,14 +20,14 @@ from bert_cli.model.arithmetic.fused import (
     float32,
 )
 from bert_cli.model.arithmetic.operations import linear
-from bert_cli.model.arithmetic.parts import Block, Layer
+from bert_cli.model.arithmetic.parts import Block, Columns, Key, Layer
 from bert_cli.model.bert.encoder import SelfAttention, attention_bias
 
 
 class Grouped(Layer):
     """A product in groups: part g of the outputs reads part g of the inputs. A kernel [K, W, D] is a convolution."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     groups: int
 
     def _create_weights(self) -> None:
@@ -67,7 +66,7 @@ class Convolution(Layer):
         groups = size // config.conv_group_size
         self.grouped = Grouped(**self.part("grouped"), shape=shape, groups=groups)
 
-    def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    def call(self, x_BSD: Tensor, batch: Columns) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""
         # TFLite cannot add the axis by an index.
         is_token_BS1 = ops.expand_dims(ops.not_equal(batch["input_mask"], 0), -1)
@@ -77,7 +76,7 @@ class Convolution(Layer):
         mixed_BSD = self._convolve_apart(gated_BSD, batch) if is_pack else self.grouped(gated_BSD)
         return self.project(ops.cast(ops.silu(self.inner_norm(mixed_BSD)), self.compute_dtype))
 
-    def _convolve_apart(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    def _convolve_apart(self, x_BSD: Tensor, batch: Columns) -> Tensor:
         """Convolve the sequences of packs [B, S, D], separated by more zeros than a kernel spans."""
         examples, length, size = ops.shape(x_BSD)
         sequences = batch["next_sentence_positions"].shape[1]
@@ -98,7 +97,7 @@ class Attention(SelfAttention):
         self.layer_norm = self.norm()
         self.project = self.dense("output")
 
-    def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
+    def call(self, x_BSD: Tensor, bias: Tensor, key: Key) -> Tensor:
         """[B, S, D] in the compute dtype -> float32."""
         return self.project(self.context(x_BSD, bias, key))
 
@@ -141,7 +140,7 @@ class GroupLayer(Block):
         is_last = self.number == self.config.num_hidden_layers - 1
         self.final_norm = self.norm("final_norm") if is_last else None
 
-    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+    def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
         x_BSD = float32(hidden)
         rate = self.config.hidden_dropout_prob

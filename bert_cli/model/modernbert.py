@@ -5,7 +5,7 @@ their output to it (pre-norm); the first layer reads the embeddings' LayerNorm, 
 stream is float32 inside a layer. Shapes: as in `bert.encoder`, and for local attention K blocks of W positions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,10 +28,10 @@ from bert_cli.model.arithmetic.fused import (
     run_after,
 )
 from bert_cli.model.arithmetic.operations import linear
-from bert_cli.model.arithmetic.parts import Block, Layer
+from bert_cli.model.arithmetic.parts import Block, Columns, Key, Layer
 from bert_cli.model.bert import heads
 from bert_cli.model.bert.encoder import MASKED_SCORE, GatherPositions, MeanPooling, attention_bias
-from bert_cli.model.bert.heads import Columns, Key, Loss
+from bert_cli.model.bert.heads import Loss
 
 MIN_BLOCKS = WORTH_BLOCKS[BACKEND]
 
@@ -45,7 +45,7 @@ class Embeddings(Block):
         self.word = self.embedding("word", self.config.vocab_size)
         self.layer_norm = self.norm(has_beta=False)
 
-    def call(self, hidden: None, batch: Mapping[str, Tensor], key: Key) -> Tensor:
+    def call(self, hidden: None, batch: Columns, key: Key) -> Tensor:
         """Reads `input_ids` [B, S]; returns [B, S, D]."""
         return ops.cast(self.layer_norm(self.word(batch["input_ids"])), self.compute_dtype)
 
@@ -65,7 +65,7 @@ class RotaryAttention(Layer):
             self.dense(name, has_bias=False) for name in ("query", "key", "value", "output")
         )
 
-    def call(self, x_BSD: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    def call(self, x_BSD: Tensor, batch: Columns) -> Tensor:
         """[B, S, D] in float32 -> float32."""
         x_BSD = self.layer_norm(x_BSD) if self.layer_norm else x_BSD
         x_BSD = ops.cast(x_BSD, self.compute_dtype)
@@ -85,7 +85,7 @@ class RotaryAttention(Layer):
         context_BSD = ops.reshape(ops.transpose(context_BNSH, (0, 2, 1, 3)), ops.shape(x_BSD))
         return self.project(context_BSD)
 
-    def _context(self, inputs_BNSH: Sequence[Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+    def _context(self, inputs_BNSH: Sequence[Tensor], batch: Columns) -> Tensor:
         """Return the context; the length, maybe known only when the graph runs, decides how it is computed."""
         query, key, value = inputs_BNSH
         above = MIN_BLOCKS * 2 * self.window - 1 if self.window else MAX_SCORED
@@ -104,7 +104,7 @@ class RotaryAttention(Layer):
             return long() if longest > above else short()
         return ops.cond(length > above, long, short)
 
-    def _rotation(self, batch: Mapping[str, Tensor], size: int) -> tuple[Tensor, Tensor]:
+    def _rotation(self, batch: Columns, size: int) -> tuple[Tensor, Tensor]:
         """Return cosine and sine [S, 1, H / 2], for packs [B, S, 1, H / 2], float32."""
         positions = batch.get("position_ids")
         if positions is None:
@@ -113,7 +113,7 @@ class RotaryAttention(Layer):
         angles = float32(positions)[..., None, None] * frequencies.astype(np.float32)
         return ops.cos(angles), ops.sin(angles)
 
-    def _bias(self, batch: Mapping[str, Tensor]) -> Tensor:
+    def _bias(self, batch: Columns) -> Tensor:
         """Return the additive mask [B, 1, 1, S] or [B, 1, S, S]."""
         bias = attention_bias(batch)
         if self.window is None:
@@ -129,7 +129,7 @@ class RotaryAttention(Layer):
         return matmul(probabilities, value)
 
     def _attend_in_blocks(
-        self, query_BNSH: Tensor, key_BNSH: Tensor, value_BNSH: Tensor, batch: Mapping[str, Tensor]
+        self, query_BNSH: Tensor, key_BNSH: Tensor, value_BNSH: Tensor, batch: Columns
     ) -> Tensor:
         """Return the context [B, N, S, H] without the scores of all pairs of positions."""
         # In blocks of twice the window: the keys of a block are two blocks of the sequence shifted by the window.
@@ -311,7 +311,7 @@ class ModernLayer(Block):
         self.feed_forward = GatedFeedForward(**self.part("feed_forward"))
         self.final_norm = self.norm("final_norm", has_beta=False) if is_last else None
 
-    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Key) -> Tensor:
+    def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
         x_BSD = float32(hidden)
         seed = dropout_seed(key, self.dropout_id)
@@ -389,7 +389,7 @@ class Pooling(MeanPooling):
     config: ModernBertConfig
     READS = ("input_mask",)
 
-    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Key) -> Tensor:
+    def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
         """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D]."""
         is_first = self.config.classifier_pooling == "cls"
         return hidden[:, :1] if is_first else super().call(hidden, batch, key)

@@ -17,12 +17,13 @@ from typing import Any
 
 from keras import ops
 
+from bert_cli.arrays import Shape
 from bert_cli.facts.optimizers import OptimizerKind
 
 NOT_ADAPTED = ("bias", "beta", "gamma")
 """Weights without LAMB's trust ratio, by the last part of their names."""
 Array = Any  # a tensor of the Keras backend or anything that it converts
-RandomBits = Callable[[Array, tuple[int, ...]], Array]
+RandomBits = Callable[[Array, Shape], Array]
 """(key, shape) -> uniform uint32 of the shape."""
 
 

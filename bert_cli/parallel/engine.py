@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from bert_cli.arrays import Array, Floats32
+from bert_cli.arrays import Array, Floats32, Shape
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.group import ProcessGroup
 
@@ -33,7 +33,7 @@ class Weight(Protocol):
     """A weight whose value can be set."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """Shape of the value."""
 
     def assign(self, value: Array) -> None:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from bert_cli.arrays import Array
+from bert_cli.arrays import Array, Tensors
 from bert_cli.data.finetune import embeddings
 from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import CheckpointError, DataError, DeviceError
@@ -74,9 +74,9 @@ ORIGINS = {
 class Format:
     """How a model's weights are written to disk and read."""
 
-    to_disk: Callable[[Mapping[str, Array]], dict[str, Array]]
+    to_disk: Callable[[Tensors], dict[str, Array]]
     """Our names -> Hugging Face's."""
-    from_disk: Callable[[Mapping[str, Array]], dict[str, Array]]
+    from_disk: Callable[[Tensors], dict[str, Array]]
     """Hugging Face's names -> ours; raises CheckpointError for leftovers."""
     config: JSONObject
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -279,7 +279,7 @@ def _write_model(partial: Path, state: StateCopy, form: Format, record: JSONObje
         (partial / name).write_bytes(content)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
+def write_tensors(path: Path, tensors: Tensors) -> None:
     """Write a safetensors file. Raises OSError if it cannot be written."""
     # transformers requires the name of the framework whose layout the weights have.
     about = {"format": "pt"} if path.name == MODEL else None
@@ -407,9 +407,7 @@ def read_tensors(path: Path) -> dict[str, Array]:
     return tensors
 
 
-def _assign(
-    targets: Mapping[str, Value], values: Mapping[str, Array], path: Path, dtype: str
-) -> None:
+def _assign(targets: Mapping[str, Value], values: Tensors, path: Path, dtype: str) -> None:
     missing = sorted({*targets} - {*values})
     extra = sorted({*values} - {*targets})
     if missing or extra:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from bert_cli.arrays import Array
+from bert_cli.arrays import Tensors
 from bert_cli.errors import DeviceError
 from bert_cli.optim.schedule import LossScale
 from bert_cli.parallel.engine import (
@@ -46,8 +46,8 @@ class State:
 class StateCopy:
     """The values of a state at one step."""
 
-    weights: Mapping[str, Array]
-    slots: Mapping[str, Array]
+    weights: Tensors
+    slots: Tensors
     loss_scale: LossScale
     step: int
 

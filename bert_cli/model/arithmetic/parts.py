@@ -1,6 +1,6 @@
 """The parts of every block: layers that are built at once, dense layers, LayerNorms and tables."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar, TypedDict, dataclass_transform
 
@@ -10,6 +10,10 @@ from keras import ops
 from bert_cli.model.arithmetic.fused import Norm, Tensor, scaled
 from bert_cli.model.arithmetic.operations import Operands, Operations
 
+Columns = Mapping[str, Tensor]
+"""Columns of a micro-batch, by name."""
+Key = Tensor | None
+"""A dropout key, None for no dropout."""
 # Attributes of Keras itself, and attributes that may differ between layers with one trace.
 NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "dropout_id", "number"}
 

@@ -8,7 +8,6 @@ sequence length, P masked positions, C sequences of a pack (1 without packing), 
 intermediate size.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from keras import ops
@@ -21,7 +20,7 @@ from bert_cli.model.arithmetic.fused import (
     exact_matmul,
     matmul,
 )
-from bert_cli.model.arithmetic.parts import Block, Layer
+from bert_cli.model.arithmetic.parts import Block, Columns, Key, Layer
 
 # Added in float32 to the score of a padded position: its exponential is 0, and a row of padding has finite scores.
 MASKED_SCORE = -1e9
@@ -39,7 +38,7 @@ class Embeddings(Block):
         self.segment = self.embedding("segment", config.type_vocab_size)
         self.layer_norm = self.norm()
 
-    def call(self, hidden: None, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+    def call(self, hidden: None, batch: Columns, key: Key) -> Tensor:
         """Reads `input_ids`, `segment_ids` and, for packs, `position_ids` [B, S]; returns [B, S, D]."""
         positions = batch.get("position_ids")
         if positions is None:
@@ -61,7 +60,7 @@ class Output(Layer):
         self.projection = self.dense("dense", self.inputs)
         self.layer_norm = self.norm()
 
-    def call(self, x: Tensor, residual_BSD: Tensor, key: Tensor | None) -> Tensor:
+    def call(self, x: Tensor, residual_BSD: Tensor, key: Key) -> Tensor:
         """Project to [B, S, D], add the residual and normalise."""
         return self.operations.add_and_normalize(
             self.projection.operands(x),
@@ -84,11 +83,11 @@ class SelfAttention(Layer):
         size = self.config.hidden_size
         self.project = Output(**self.part("output"), inputs=size, dropout_id=self.dropout_id + 1)
 
-    def call(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
+    def call(self, x_BSD: Tensor, bias: Tensor, key: Key) -> Tensor:
         """[B, S, D] -> [B, S, D]; `bias` is the attention bias."""
         return self.project(self.context(x_BSD, bias, key), x_BSD, key)
 
-    def context(self, x_BSD: Tensor, bias: Tensor, key: Tensor | None) -> Tensor:
+    def context(self, x_BSD: Tensor, bias: Tensor, key: Key) -> Tensor:
         """[B, S, D] -> [B, S, D]: for each position the mean of the values, weighted by query times key."""
         scale = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
         operations = self.operations
@@ -122,7 +121,7 @@ class FeedForward(Layer):
         self.inner = self.dense("inner", outputs=inner)
         self.project = Output(**self.part("output"), inputs=inner, dropout_id=self.dropout_id)
 
-    def call(self, x_BSD: Tensor, key: Tensor | None) -> Tensor:
+    def call(self, x_BSD: Tensor, key: Key) -> Tensor:
         """[B, S, D] -> [B, S, D], through [B, S, F]."""
         inner_BSF = self.operations.dense_gelu(*self.inner.operands(x_BSD))
         return self.project(inner_BSF, x_BSD, key)
@@ -140,13 +139,13 @@ class EncoderLayer(Block):
         self.attention = SelfAttention(**self.part("attention"), dropout_id=first)
         self.feed_forward = FeedForward(**self.part("feed_forward"), dropout_id=first + 2)
 
-    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+    def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
         """Reads `input_mask` [B, S], 0 for padding; [B, S, D] -> [B, S, D]."""
         hidden = self.attention(hidden, attention_bias(batch), key)
         return self.feed_forward(hidden, key)
 
 
-def attention_bias(batch: Mapping[str, Tensor]) -> Tensor:
+def attention_bias(batch: Columns) -> Tensor:
     """Return the additive mask of padding [B, 1, 1, S]; for packs it also masks other sequences [B, 1, S, S]."""
     # Two slices: TFLite has none that adds two axes to a tensor of unknown shape.
     mask_B1S = batch["input_mask"][:, None]
@@ -162,7 +161,7 @@ class GatherPositions(Block):
     READS: ClassVar[tuple[str, ...]] = ("masked_lm_positions", "next_sentence_positions")
     has_first = True
 
-    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+    def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
         """Reads `masked_lm_positions` [B, P], for packs `next_sentence_positions` [B, C]; returns [B, C + P, D]."""
         positions_BP = ops.cast(batch["masked_lm_positions"], "int32")
         examples, length, size = ops.shape(hidden)
@@ -183,7 +182,7 @@ class Pooler(Block):
     def _create_weights(self) -> None:
         self.projection = self.dense("dense")
 
-    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+    def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
         """[B, C + P, D] -> [B, C + P, D]."""
         starts = batch.get("next_sentence_positions")
         sequences = 1 if starts is None else starts.shape[1]
@@ -197,7 +196,7 @@ class MeanPooling(Block):
 
     READS: ClassVar[tuple[str, ...]] = ("input_mask", "next_sentence_positions")
 
-    def call(self, hidden: Tensor, batch: Mapping[str, Tensor], key: Tensor | None) -> Tensor:
+    def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
         """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D] in float32, for packs [B * C, 1, D]."""
         hidden = ops.cast(hidden, "float32")
         if "next_sentence_positions" not in batch:

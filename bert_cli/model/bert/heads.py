@@ -26,14 +26,11 @@ from bert_cli.model.arithmetic.fused import (
     matmul,
     value_of,
 )
-from bert_cli.model.arithmetic.parts import Block, Layer
+from bert_cli.model.arithmetic.parts import Block, Columns, Key, Layer
 from bert_cli.model.bert.encoder import MASKED_SCORE
 
-Columns = Mapping[str, Tensor]
 Loss = tuple[Tensor, dict[str, Tensor]]
 """A part of the loss of a step, and the sums for its metrics."""
-Key = Tensor | None
-"""A dropout key, None for no dropout."""
 MASKED_LM_COLUMNS = ("masked_lm_ids", "masked_lm_weights")
 TEACHER = ("teacher_logits", "teacher_weight", "teacher_temperature")
 """Optional columns of a head: the teacher's logits, shaped as the head's, and for each example [B] the weight of the

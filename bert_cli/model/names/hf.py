@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from bert_cli.arrays import Array
+from bert_cli.arrays import Array, Shape, Tensors
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.architectures import ARCHITECTURES, Part, head_of_class
 from bert_cli.facts.bert import BertConfig
@@ -50,7 +50,7 @@ def part_of(name: str, config: BertConfig) -> Part:
     return parts[start]._replace(layer=f"{layer}{rest}.{LEAVES[leaf]}")
 
 
-def to_hf(weights: Mapping[str, Array], config: BertConfig) -> dict[str, Array]:
+def to_hf(weights: Tensors, config: BertConfig) -> dict[str, Array]:
     """Return our weights under Hugging Face's names and in its layout, in the same dtype."""
     tensors: dict[str, dict[int, Array]] = {}
     for name, value in weights.items():
@@ -60,8 +60,8 @@ def to_hf(weights: Mapping[str, Array], config: BertConfig) -> dict[str, Array]:
 
 
 def from_hf(
-    tensors: Mapping[str, Array],
-    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Tensors,
+    shapes: Mapping[str, Shape],
     config: BertConfig,
     *,
     where: str = "weights",
@@ -104,7 +104,7 @@ def from_hf(
 
 
 def fitting(
-    tensors: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], config: BertConfig
+    tensors: Tensors, shapes: Mapping[str, Shape], config: BertConfig
 ) -> tuple[dict[str, Array], list[str]]:
     """Return the tensors without heads that this model lacks or has for other labels, and the names of these heads."""
     theirs = {}
@@ -149,7 +149,7 @@ def hf_config(
     return described
 
 
-def class_of(tensors: Mapping[str, Array], config: BertConfig) -> JSONObject:
+def class_of(tensors: Tensors, config: BertConfig) -> JSONObject:
     """Return the entries of a `config.json` for the class of a model, found by the parts in its file."""
     # As in transformers, a classifier beside a pooler is for texts, and one without a pooler for tokens.
     architecture = ARCHITECTURES[config.architecture]
@@ -248,9 +248,7 @@ def vocabulary_tensors(config: BertConfig) -> tuple[str, ...]:
     )
 
 
-def _current_names(
-    tensors: Mapping[str, Array], config: BertConfig, where: str
-) -> dict[str, Array]:
+def _current_names(tensors: Tensors, config: BertConfig, where: str) -> dict[str, Array]:
     """Return the tensors under their full current names, without buffers and copies of tied weights."""
     base = _base(config)
     layers = [part.layer for part in ARCHITECTURES[config.architecture].parts.values()]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_cli.arrays import Array
+from bert_cli.arrays import Array, Tensors
 from bert_cli.files import JSONObject
 
 POSITIONS = "embeddings.position_embeddings.weight"
@@ -91,7 +91,7 @@ def bert_config(described: JSONObject) -> JSONObject:
     return config
 
 
-def bert_tensors(tensors: Mapping[str, Array], described: JSONObject) -> Mapping[str, Array]:
+def bert_tensors(tensors: Tensors, described: JSONObject) -> Tensors:
     """Return the tensors of a model under BERT's names; `described` is the config.json that its owner wrote."""
     record = TYPES.get(str(described.get("model_type")))
     if record is None:

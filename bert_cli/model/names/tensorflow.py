@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bert_cli.arrays import Array
+from bert_cli.arrays import Array, Tensors
 from bert_cli.errors import CheckpointError
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
@@ -55,7 +55,7 @@ def is_training(name: str) -> bool:
     return bool(TRAINING.fullmatch(name)) or any(row.startswith(f"{known}/") for known in NAMES)
 
 
-def from_tf1(tensors: Mapping[str, Array], *, where: str = "checkpoint") -> dict[str, Array]:
+def from_tf1(tensors: Tensors, *, where: str = "checkpoint") -> dict[str, Array]:
     """Return the weights of a checkpoint under Hugging Face's names and in its layout.
 
     Raises CheckpointError that names all variables that no BERT of Google's has.

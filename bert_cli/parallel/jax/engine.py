@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_cli.arrays import Array, Floats32
+from bert_cli.arrays import Array, Floats32, Shape
 from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.model.arithmetic.parts import Block
 from bert_cli.model.bert.heads import Head
@@ -106,7 +106,7 @@ class JaxEngine(Engine):
                     [values] + [zeros] * moments, self.shardings[key], strict=True
                 )
             ]
-        self.programs: dict[tuple[tuple[int, ...], ...], jax.stages.Compiled] = {}
+        self.programs: dict[tuple[Shape, ...], jax.stages.Compiled] = {}
         """The compiled step for the shapes of each batch."""
         self._local: Arrays | None = None
         self._run = jax.jit(self._run_once)

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_cli.arrays import Array
+from bert_cli.arrays import Array, Shape
 
 # Pattern of a weight's name -> for each axis of the weight, the axis of the grid that divides it. The first match
 # counts.
@@ -52,7 +52,7 @@ class DividedArray:
     part: int
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """Shape of the value."""
         return self._stored.shape[self._axes :]
 
@@ -100,7 +100,7 @@ class DividedArray:
         return stored if self.row.number is None else _row(stored, self.row.number)
 
 
-def spec_of(name: str, shape: tuple[int, ...], grid: Grid) -> PartitionSpec:
+def spec_of(name: str, shape: Shape, grid: Grid) -> PartitionSpec:
     """Return the division of a weight: not along an axis whose size the devices do not divide."""
     axes = next(axes for pattern, axes in SPECS.items() if re.fullmatch(pattern, name))
     return PartitionSpec(
@@ -111,7 +111,7 @@ def spec_of(name: str, shape: tuple[int, ...], grid: Grid) -> PartitionSpec:
     )
 
 
-def over_replicas(spec: PartitionSpec, shape: tuple[int, ...], grid: Grid) -> PartitionSpec:
+def over_replicas(spec: PartitionSpec, shape: Shape, grid: Grid) -> PartitionSpec:
     """Return the specification with the longest undivided axis divided over the replicas, if its size allows it."""
     axes = [*spec, *[None] * (len(shape) - len(spec))]
     free = [

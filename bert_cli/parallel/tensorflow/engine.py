@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from bert_cli.arrays import Array, Floats32
+from bert_cli.arrays import Array, Floats32, Shape
 from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.model.bert.heads import Head
 from bert_cli.model.build import named_weights
@@ -54,7 +54,7 @@ class ReplicatedVariable:
 
     variables: Sequence[tf.Variable]
     """May be empty if the value is sharded."""
-    shape: tuple[int, ...]
+    shape: Shape
     group: ProcessGroup
     is_sharded: bool = False
 
@@ -112,7 +112,7 @@ class TensorFlowEngine(Engine):
         self.asks_before_each_micro_batch = self._is_one_stage and "CPU" in mesh.devices[0][0]
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
         self._pool = ThreadPoolExecutor(threads, "stage")
-        self._traced_shapes: set[tuple[tuple[int, ...], ...]] = set()
+        self._traced_shapes: set[tuple[Shape, ...]] = set()
 
     @property
     def slots(self) -> dict[str, Value]:
@@ -377,6 +377,6 @@ def _run(worker: StageWorker, work: Sequence[Work], abandoned: threading.Event) 
         raise
 
 
-def _shapes(batch: Batch) -> tuple[tuple[int, ...], ...]:
+def _shapes(batch: Batch) -> tuple[Shape, ...]:
     """Return the shape of each column of a micro-batch."""
     return tuple(column.shape[1:] for _, column in sorted(batch.items()))

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import PositiveInt, field_validator
 
+from bert_cli.arrays import Shape
 from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.labels import read_decision
@@ -228,7 +229,7 @@ def load_weights(
     return new, left_out
 
 
-def shapes_of(weights: Mapping[str, Weight]) -> dict[str, tuple[int, ...]]:
+def shapes_of(weights: Mapping[str, Weight]) -> dict[str, Shape]:
     """Return the shape of each weight."""
     return {name: tuple(weight.shape) for name, weight in weights.items()}
 

@@ -4,7 +4,7 @@ Nothing is unpickled, and PyTorch and TensorFlow are imported only for their own
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from bert_cli.arrays import Array
+from bert_cli.arrays import Tensors
 from bert_cli.errors import CheckpointError, needs_extra
 from bert_cli.files import read_json
 from bert_cli.model.names import tensorflow as tensorflow_names
 from bert_cli.processes import quiet_imports
 from bert_cli.train import checkpoint
 
-Tensors = Mapping[str, Array]
 TORCH = "pytorch_model.bin"
 # Weight files in a Hugging Face folder; the first existing file is read, as in transformers.
 FILES = (checkpoint.MODEL, f"{checkpoint.MODEL}.index.json", TORCH, f"{TORCH}.index.json")
