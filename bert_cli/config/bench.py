@@ -7,7 +7,8 @@ benchmarks are shipped configs, `bench_...`, whose examples are synthetic.
 from pydantic import NonNegativeInt
 
 from bert_cli.config.training import TrainSettings
-from bert_cli.settings.settings import JsonSettings, Positive, Settings, Shared, Unless
+from bert_cli.settings.numbers import Positive
+from bert_cli.settings.settings import JsonSettings, Settings, Shared, Unless
 
 
 class BenchSettings(Settings):

@@ -9,15 +9,8 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from bert_cli.processes import cpu_count
 from bert_cli.settings.markers import PathOrName, Positional, Recorded
-from bert_cli.settings.settings import (
-    Fraction,
-    OutSettings,
-    Positive,
-    SettingError,
-    Settings,
-    Shared,
-    Unless,
-)
+from bert_cli.settings.numbers import Fraction, Positive
+from bert_cli.settings.settings import OutSettings, SettingError, Settings, Shared, Unless
 
 Documents = Literal["blank-lines", "files"]
 PROCESSES = "Number of local processes; it does not change the results."

@@ -9,7 +9,8 @@ from pydantic import PositiveFloat
 from bert_cli.config.finetune import UNSCORED, FinetuneSettings, check_once
 from bert_cli.facts import heads
 from bert_cli.settings.markers import Fixed, PathOrName, Usual
-from bert_cli.settings.settings import Fraction, Positive, SettingError, Settings
+from bert_cli.settings.numbers import Fraction, Positive
+from bert_cli.settings.settings import SettingError, Settings
 from bert_cli.text import count
 
 

@@ -17,16 +17,8 @@ from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
 from bert_cli.settings.markers import Fixed, PathOrName, Usual
-from bert_cli.settings.settings import (
-    Fraction,
-    Length,
-    Positive,
-    SettingError,
-    Settings,
-    Unless,
-    UpToOne,
-    as_list,
-)
+from bert_cli.settings.numbers import Fraction, Length, Positive, UpToOne
+from bert_cli.settings.settings import SettingError, Settings, Unless, as_list
 from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")

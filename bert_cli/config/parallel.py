@@ -11,7 +11,8 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, field_validator
 
 from bert_cli.facts.heads import LAST_BLOCKS
 from bert_cli.settings.markers import Usual
-from bert_cli.settings.settings import Positive, SettingError, Settings, Unless, as_list
+from bert_cli.settings.numbers import Positive
+from bert_cli.settings.settings import SettingError, Settings, Unless, as_list
 from bert_cli.text import count
 
 

@@ -11,7 +11,8 @@ from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.settings.markers import Fixed, PathOrName, Usual
-from bert_cli.settings.settings import Positive, SettingError
+from bert_cli.settings.numbers import Positive
+from bert_cli.settings.settings import SettingError
 
 
 class PretrainSettings(TrainSettings):

@@ -7,7 +7,8 @@ from pydantic import Field
 
 from bert_cli.config.data import Documents, TextSettings
 from bert_cli.settings.markers import PathOrName, Positional
-from bert_cli.settings.settings import JsonSettings, Positive, SettingError, Settings, Shared
+from bert_cli.settings.numbers import Positive
+from bert_cli.settings.settings import JsonSettings, SettingError, Settings, Shared
 
 
 class IndexFileSettings(Shared):

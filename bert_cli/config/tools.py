@@ -10,13 +10,12 @@ from pydantic import Field, field_validator
 from bert_cli.config.data import Masking
 from bert_cli.config.training import TrainSettings
 from bert_cli.settings.markers import Hidden, Positional
+from bert_cli.settings.numbers import Devices, Positive
 from bert_cli.settings.settings import (
-    Devices,
     DryRunSettings,
     EngineSettings,
     JsonSettings,
     MemorySize,
-    Positive,
     SettingError,
     Settings,
     Shared,

@@ -18,18 +18,8 @@ from bert_cli.facts.heads import Head
 from bert_cli.facts.optimizers import OPTIMIZERS
 from bert_cli.facts.products import BatchShape
 from bert_cli.settings.markers import Engine, Fixed, PathOrName, Usual
-from bert_cli.settings.settings import (
-    Devices,
-    Fraction,
-    Length,
-    Positive,
-    Probability,
-    SettingError,
-    Settings,
-    Unless,
-    UpToOne,
-    is_set,
-)
+from bert_cli.settings.numbers import Devices, Fraction, Length, Positive, Probability, UpToOne
+from bert_cli.settings.settings import SettingError, Settings, Unless, is_set
 from bert_cli.text import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]

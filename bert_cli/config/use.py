@@ -7,12 +7,11 @@ from pydantic import Field, NonNegativeInt
 
 from bert_cli.facts import heads
 from bert_cli.settings.markers import PathOrName, Positional
+from bert_cli.settings.numbers import Length, Positive
 from bert_cli.settings.settings import (
     EngineSettings,
     JsonSettings,
-    Length,
     NewOutSettings,
-    Positive,
     SettingError,
     Shared,
     Unless,

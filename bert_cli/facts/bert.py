@@ -3,15 +3,16 @@
 `BertConfig` is the shape of BERT, and the base class of the shapes of other architectures, each in a file of its own.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat
 
 from bert_cli.facts.products import Product
 from bert_cli.files import JSONObject
 from bert_cli.settings.markers import Hidden
-from bert_cli.settings.settings import Depth, Probability, SettingError, Settings, Size
+from bert_cli.settings.numbers import Depth, Probability, Size
+from bert_cli.settings.settings import SettingError, Settings
 
 
 class BertConfig(Settings):
@@ -121,7 +122,7 @@ class BertConfig(Settings):
         return self.model_dump(mode="json", exclude={"architecture"})
 
     @classmethod
-    def from_hf(cls, described: Mapping[str, Any]) -> JSONObject:
+    def from_hf(cls, described: JSONObject) -> JSONObject:
         """Return the settings that a `config.json` has; both have the same defaults."""
         return {name: described[name] for name in cls.model_fields if name in described}
 

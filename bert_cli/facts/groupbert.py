@@ -4,7 +4,8 @@ from typing import ClassVar, Literal
 
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.products import Product
-from bert_cli.settings.settings import Positive, SettingError
+from bert_cli.settings.numbers import Positive
+from bert_cli.settings.settings import SettingError
 
 
 class GroupBertConfig(BertConfig):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, ValidationError
 from pydantic_core import InitErrorDetails
@@ -13,7 +13,7 @@ from bert_cli.facts.heads import Block
 from bert_cli.facts.products import BatchShape, Product
 from bert_cli.files import JSONObject
 from bert_cli.settings.markers import Hidden
-from bert_cli.settings.settings import Depth, Positive, Size
+from bert_cli.settings.numbers import Depth, Positive, Size
 
 Theta = Annotated[float, Field(gt=1.0)]
 RENAMED = {"layer_norm_eps": "norm_eps", "hidden_act": "hidden_activation"}
@@ -146,7 +146,7 @@ class ModernBertConfig(BertConfig):
         )
 
     @classmethod
-    def from_hf(cls, described: Mapping[str, Any]) -> JSONObject:
+    def from_hf(cls, described: JSONObject) -> JSONObject:
         """Return the settings that a `config.json` has, whichever spelling it uses.
 
         Raises ValidationError for biases, layers that are not global at a regular distance, and

@@ -52,8 +52,19 @@ class Processes:
     @property
     def local_ranks(self) -> list[int]:
         """Return the ranks of the processes on this host."""
-        hosts = [worker.rpartition(":")[0] for worker in self.workers] or [""]
+        hosts = [address_of(worker)[0] for worker in self.workers] or [""]
         return [rank for rank, host in enumerate(hosts) if host == hosts[self.rank]]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Return the host and the port of this process."""
+        return address_of(self.workers[self.rank])
+
+
+def address_of(worker: str) -> tuple[str, int]:
+    """Return the host and the port of host:port; an IPv6 address has brackets there."""
+    host, _, port = worker.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +264,7 @@ def not_connected(processes: Processes, reason: object) -> DeviceError:
 
 def _listen(worker: str) -> socket.socket:
     """Listen on the port of this process."""
-    port = int(worker.rpartition(":")[2])
+    _, port = address_of(worker)
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
@@ -266,9 +277,8 @@ def _listen(worker: str) -> socket.socket:
 
 def _problem_of(worker: str) -> str:
     """Return why a process does not accept a connection, or an empty text if it does."""
-    host, _, port = worker.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        socket.create_connection(address_of(worker), CONNECT_SECONDS).close()
     except OSError as error:
         return error.strerror or repr(error)
     return ""
@@ -280,10 +290,9 @@ def find_interface(processes: Processes) -> tuple[Processes, str | None]:
     Processes on one host use its loopback. Of several hosts, each uses the interface that has the address of its name.
     """
     if len(processes.local_ranks) == processes.count:
-        ports = [worker.rpartition(":")[2] for worker in processes.workers]
-        workers = tuple(f"127.0.0.1:{port}" for port in ports)
+        workers = tuple(f"127.0.0.1:{address_of(worker)[1]}" for worker in processes.workers)
         return replace(processes, workers=workers), LOOPBACK
-    host = processes.workers[processes.rank].rpartition(":")[0].strip("[]")
+    host, _ = processes.address
     resolved = addresses_of(host)
     for name, entries in psutil.net_if_addrs().items():
         # Debian's /etc/hosts has the own name with 127.0.1.1, which other hosts cannot reach.

@@ -21,6 +21,8 @@ Batch = Mapping[str, Array]
 Tensor = Any
 """A tensor of the engine's framework."""
 StopRequested = Callable[[], bool]
+Sums = dict[str, float]
+"""Sums or counts over a step, by name."""
 Divisors = Mapping[str, float]
 """The counts of a step by which the head divides its losses."""
 
@@ -77,8 +79,8 @@ class UpdateResult(NamedTuple):
     The gradient norm is taken before clipping and without loss scale. If it is not finite, the update was skipped.
     """
 
-    sums: dict[str, float]
-    counts: dict[str, float]
+    sums: Sums
+    counts: Sums
     gradient_norm: float
     weight_norm: float
 
@@ -86,7 +88,7 @@ class UpdateResult(NamedTuple):
 class StepResult(NamedTuple):
     """The head's sums over the micro-batches of this process, and squared norms of the complete step."""
 
-    sums: dict[str, float]
+    sums: Sums
     gradient_squared: float
     weight_squared: float
 
@@ -144,14 +146,14 @@ class Engine(ABC):
         """Return the head's logits [M, ...] of this process' micro-batches with the dropout of `update`."""
 
     @abstractmethod
-    def evaluate(self, micro_batch: Batch) -> dict[str, float]:
+    def evaluate(self, micro_batch: Batch) -> Sums:
         """Return the head's sums for examples [B, ...], on this process alone, without dropout."""
 
     @abstractmethod
     def predict(self, examples: Batch) -> Any:
         """Return the head's logits for examples [B, ...], on this process alone."""
 
-    def means(self, sums: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
+    def means(self, sums: Sums, counts: Sums) -> Sums:
         """Return each metric of the head: a sum divided by a count, if there is a sum and the count is not 0."""
         return {
             name: sums[over] / counts[by]
@@ -182,12 +184,12 @@ class Engine(ABC):
     def _is_out_of_memory(self, error: Exception) -> bool:
         """Return whether an error of the framework says that the device's memory is full."""
 
-    def _all_reduced(self, numbers: Mapping[str, float]) -> dict[str, float]:
+    def _all_reduced(self, numbers: Sums) -> Sums:
         totals = self.group.all_reduce(list(numbers.values()))
         return dict(zip(numbers, map(float, totals), strict=True))
 
 
-def count(batch: Batch, columns: Mapping[str, str]) -> dict[str, float]:
+def count(batch: Batch, columns: Mapping[str, str]) -> Sums:
     """Return the counts of a batch [..., B, S]: `examples`, non-padding `tokens`, and sums of columns by name.
 
     Each sequence of a pack is an example. An absent column of weights counts 1 for each example.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.facts.architectures import fields_of
@@ -28,6 +29,8 @@ from bert_cli.settings.markers import POSITIONAL, group_of, is_path, kinds_of
 from bert_cli.settings.settings import RUN_LENGTHS, SettingError, Settings
 
 Model = TypeVar("Model", bound=Settings)
+Values = Mapping[str, Any]
+"""Values by dotted paths."""
 
 BATCH_SIZES = (
     "global_batch.micro_batch_size",
@@ -45,7 +48,7 @@ RECIPES = "recipes.json"
 class Loaded:
     """Unvalidated settings with the origin of each value, renamed keys and keys without effect."""
 
-    values: Mapping[str, Any]
+    values: Values
     """Dotted path -> value."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Dotted path -> the file or flag that set it; defaults are absent."""
@@ -120,7 +123,7 @@ def read_config(path: Path, extending: tuple[Path, ...] = ()) -> Loaded:
     return _over(below, replace(file, origins=dict.fromkeys(file.values, str(path))))
 
 
-def _without_about(values: Mapping[str, Any]) -> JSONObject:
+def _without_about(values: Values) -> JSONObject:
     return {path: value for path, value in values.items() if path.split(".")[0] != "about"}
 
 
@@ -137,7 +140,7 @@ def _over(below: Loaded, above: Loaded) -> Loaded:
     )
 
 
-def _rename(keys: Mapping[str, Any], shown: Callable[[str], str]) -> Loaded:
+def _rename(keys: Values, shown: Callable[[str], str]) -> Loaded:
     """Return the values of a file or a command line under our keys; keys without effect are left out.
 
     `shown` returns the form in which a key was given.
@@ -174,7 +177,7 @@ def leaves(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str,
             yield path, value
 
 
-def nested(values: Mapping[str, Any]) -> JSONObject:
+def nested(values: Values) -> JSONObject:
     """Return values by dotted paths as groups in groups."""
     result: JSONObject = {}
     # A group comes before its members.
@@ -190,7 +193,7 @@ def nested(values: Mapping[str, Any]) -> JSONObject:
     return result
 
 
-def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
+def overlaid(under: Values, over: Values) -> JSONObject:
     """Return `under` with the values of `over`, by their paths; one of a group replaces its members, unless empty."""
     replaced = [f"{path}." for path, value in over.items() if value != {}]
     kept = {
@@ -203,7 +206,7 @@ def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
     return {**kept, **over}
 
 
-def override(under: Mapping[str, Any], over: Mapping[str, Any]) -> JSONObject:
+def override(under: Values, over: Values) -> JSONObject:
     """Return `overlaid`, but a value of `over` also removes the values of `under` that contradict it.
 
     A length of the run replaces either length, and a micro-batch `auto` the product of the batch, which stays.
@@ -324,7 +327,7 @@ def changed(settings: Model, **values: object) -> Model:
     return validate(type(settings), Loaded(overlaid(dict(leaves(before)), dict(leaves(values)))))
 
 
-def _is_relevant(item: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> bool:
+def _is_relevant(item: ErrorDetails, items: Sequence[ErrorDetails]) -> bool:
     """Return False for the type of a union that was not meant, and for a default that follows from other mistakes."""
     path = item["loc"]
     if item["type"] == "default_factory_not_called":
@@ -336,7 +339,7 @@ def _is_relevant(item: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) ->
 
 
 def _setting_error(
-    settings: type[BaseModel], item: Mapping[str, Any], origins: Mapping[str, str]
+    settings: type[BaseModel], item: ErrorDetails, origins: Mapping[str, str]
 ) -> ConfigError:
     known = field_paths(settings)
     names = {name for path in known for name in path.split(".")}

@@ -21,18 +21,6 @@ from pydantic import (
 from bert_cli.files import is_utf8
 from bert_cli.settings.markers import Engine, Positional, is_path, kinds_of
 
-Positive = Annotated[int, Field(ge=1)]
-Size = Annotated[int, Field(ge=1, le=10**7)]
-"""A size for which memory is allocated before any other check could reject it."""
-Devices = Annotated[int, Field(ge=1, le=10**6)]
-"""A number of devices, processes or replicas; a layout is searched among all of them."""
-Depth = Annotated[int, Field(ge=1, le=1000)]
-"""A number of layers; each layer costs milliseconds before the memory of a run is checked."""
-Length = Annotated[int, Field(ge=8)]
-"""Tokens of a sequence."""
-Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
-UpToOne = Annotated[float, Field(gt=0.0, le=1.0)]
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
 """Alternative settings for the length of a run."""
 

@@ -20,6 +20,7 @@ from bert_cli.parallel.engine import (
     Batch,
     Engine,
     StoppedBetweenMicroBatchesError,
+    StopRequested,
     UpdateRequest,
     Value,
 )
@@ -27,6 +28,7 @@ from bert_cli.processes import is_repeated, note, on_stop_signals
 
 Hook = Callable[["Info"], None]
 Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
+Metrics = dict[str, float]
 STOPPING = "saving and stopping; a second request stops at once"
 
 
@@ -77,11 +79,11 @@ class Step:
     learning_rate: Callable[[int], float]
     max_gradient_norm: float | None
     max_skipped_steps: int = 20
-    stop_requested: Callable[[], bool] = lambda: False
+    stop_requested: StopRequested = lambda: False
     prepare: Prepare = lambda engine, batch, request: batch
     """Return the batch with the columns that the task computes for this step; all processes call it."""
 
-    def __call__(self, batch: Batch) -> dict[str, float]:
+    def __call__(self, batch: Batch) -> Metrics:
         """Run a step on this process' part of its batch, arrays [M, B, ...]; return means over the complete step.
 
         Raises DeviceError after `max_skipped_steps` non-finite gradients in a row, and whatever `Engine.update`
@@ -131,7 +133,7 @@ class Info:
 
     step: int
     """Steps completed."""
-    metrics: dict[str, float]
+    metrics: Metrics
     """Metrics of the step; a hook may add metrics for the hooks after it."""
     batch: Batch
     seconds_waited: float
@@ -206,9 +208,9 @@ class StopRequest:
 def train(
     state: State,
     batches: Iterable[tuple[int, Batch, float]],
-    step: Callable[[Batch], dict[str, float]],
+    step: Callable[[Batch], Metrics],
     hooks: Sequence[tuple[Hook, Every]],
-    stop_requested: Callable[[], bool],
+    stop_requested: StopRequested,
 ) -> bool:
     """Run a step for every batch; return False when stopped before the last one.
 

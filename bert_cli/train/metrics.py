@@ -23,6 +23,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from bert_cli.files import JSONObject, name_path, write_atomically
+from bert_cli.parallel.engine import StopRequested
 from bert_cli.parse.load import leaves
 from bert_cli.processes import print_line
 from bert_cli.progress import TerminalBar
@@ -184,7 +185,7 @@ class Forecast:
         self.starts: list[float] = []
         self.times: list[float] = []
 
-    def noting_each_start(self, stop_requested: Callable[[], bool]) -> Callable[[], bool]:
+    def noting_each_start(self, stop_requested: StopRequested) -> StopRequested:
         """Return a `stop_requested` that also notes the time; it is called before each micro-batch."""
 
         def asked() -> bool:
@@ -215,7 +216,7 @@ class ProgressBar(TerminalBar):
     `stop_requested` is checked at each refresh, because the message of the signal handler is overwritten.
     """
 
-    def __init__(self, done: int, total_steps: int, stop_requested: Callable[[], bool]) -> None:
+    def __init__(self, done: int, total_steps: int, stop_requested: StopRequested) -> None:
         super().__init__(sys.stdout, f"step {done:,}/{total_steps:,}", total_steps, done)
         self.total_steps = total_steps
         self.stop_requested = stop_requested

@@ -32,7 +32,7 @@ from bert_cli.data.finetune.squad import Answer, Question, best_score, gold_of, 
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import read_json
-from bert_cli.settings.settings import Positive
+from bert_cli.settings.numbers import Positive
 
 Entry = dict[str, str | float]
 

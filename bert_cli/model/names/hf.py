@@ -8,7 +8,6 @@ published encoder does not have.
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -193,7 +192,7 @@ def class_files(config: BertConfig, head: Head | None = None) -> dict[str, bytes
     return {path.name: path.read_bytes()} if module else {}
 
 
-def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> BertConfig:
+def config_of(described: JSONObject, *, where: str = "config.json") -> BertConfig:
     """Return the shape of the model that a `config.json` describes.
 
     Raises CheckpointError for a model that cannot be built: no BERT, another activation, relative positions, SWITCHES.
@@ -220,7 +219,7 @@ def config_of(described: Mapping[str, Any], *, where: str = "config.json") -> Be
 
 
 def check_hf_config(
-    described: Mapping[str, Any], config: BertConfig, *, where: str = "config.json"
+    described: JSONObject, config: BertConfig, *, where: str = "config.json"
 ) -> None:
     """Raise CheckpointError for weights of another model; settings of training alone, such as dropout, may differ."""
     architecture = described.get("model_type", "bert")

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_cli.arrays import Array, Floats32, Shape
+from bert_cli.arrays import Floats32, Shape
 from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.model.arithmetic.parts import Block
 from bert_cli.model.bert.heads import Head
@@ -27,6 +27,7 @@ from bert_cli.parallel.engine import (
     Divisors,
     Engine,
     StepResult,
+    Sums,
     Tensor,
     UpdateRequest,
     count,
@@ -101,7 +102,7 @@ class JaxEngine(Engine):
             self.shardings[key] = [stored] + [updated] * moments
             zeros = [np.zeros(shape, np.float32)] * len(names)
             self.state[key] = [
-                self._place(rows, sharding, is_stacked=key in stacks)
+                place(np.stack(rows) if key in stacks else np.asarray(rows[0]), sharding)
                 for rows, sharding in zip(
                     [values] + [zeros] * moments, self.shardings[key], strict=True
                 )
@@ -110,21 +111,11 @@ class JaxEngine(Engine):
         """The compiled step for the shapes of each batch."""
         self._local: Arrays | None = None
         self._run = jax.jit(self._run_once)
-        of_each = NamedSharding(self.grid, PartitionSpec(None, "replica"))
-        self._forward = jax.jit(self._run_forward, out_shardings=of_each)
+        self.by_replicas = NamedSharding(self.grid, PartitionSpec(None, "replica"))
+        """The division of columns and sums, [accumulation, replicas, ...]."""
+        self._forward = jax.jit(self._run_forward, out_shardings=self.by_replicas)
         self._array = partial(DividedArray, self.state, self._gathered)
         self.weights = {name: self._array(row, 0) for name, row in self.rows.items()}
-
-    # --- values, which an engine for absent devices replaces
-
-    def _place(
-        self, rows: Sequence[Array], sharding: NamedSharding, *, is_stacked: bool
-    ) -> jax.Array:
-        """Return an entry of the state: its only value, or all values as rows."""
-        return place(np.stack(rows) if is_stacked else np.asarray(rows[0]), sharding)
-
-    def _place_part(self, rows: Array, sharding: NamedSharding) -> jax.Array:
-        return jax.make_array_from_process_local_data(sharding, rows)
 
     @property
     def slots(self) -> dict[str, DividedArray]:
@@ -183,13 +174,12 @@ class JaxEngine(Engine):
         first = self.first_index(batch, request)
         local = {name: column for name, column in batch.items() if name in self.reads}
         local["index"] = (first + np.arange(len(batch["input_ids"]))) % 2**31
-        where = NamedSharding(self.grid, PartitionSpec(None, "replica"))
         columns: Arrays = {}
         for name, column in local.items():
             # A replica has consecutive micro-batches: [M, B, ...] -> [accumulation, replicas, B, ...].
             rows = column.reshape(replicas, -1, *column.shape[1:]).swapaxes(0, 1)
             rows = rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype))
-            columns[name] = self._place_part(rows, where)
+            columns[name] = jax.make_array_from_process_local_data(self.by_replicas, rows)
         numbers: Numbers = {
             "scale": np.float32(scaled_for_accumulation(request.loss_scale, request.micro_batches)),
             "max_norm": np.float32(request.max_gradient_norm or math.inf),
@@ -204,19 +194,12 @@ class JaxEngine(Engine):
         """Return the compiled step for arguments of these shapes."""
         shapes = tuple(column.shape for column in arguments[1].values())
         if shapes not in self.programs:
-            with self.reporting_out_of_memory():
-                program = self._lowered(arguments).compile()
-            self.programs[shapes] = program
+            complete = NamedSharding(self.grid, COMPLETE)
+            results = self.shardings, self.by_replicas, complete, complete
+            step = jax.jit(self._compute, donate_argnums=0, out_shardings=results)
+            with jax.set_mesh(self.grid), self.reporting_out_of_memory():
+                self.programs[shapes] = step.lower(*arguments).compile()
         return self.programs[shapes]
-
-    def _lowered(self, arguments: Arguments) -> jax.stages.Lowered:
-        """Return the step for arguments of these shapes, traced and not compiled."""
-        complete = NamedSharding(self.grid, COMPLETE)
-        of_each = NamedSharding(self.grid, PartitionSpec(None, "replica"))
-        results = self.shardings, of_each, complete, complete
-        step = jax.jit(self._compute, donate_argnums=0, out_shardings=results)
-        with jax.set_mesh(self.grid):
-            return step.lower(*arguments)
 
     def _compute(
         self, state: State, columns: Arrays, counts: Arrays, numbers: Arrays
@@ -352,7 +335,7 @@ class JaxEngine(Engine):
             for name, array in self._gathered(weights, specs).items()
         }
 
-    def evaluate(self, micro_batch: Batch) -> dict[str, float]:
+    def evaluate(self, micro_batch: Batch) -> Sums:
         """Return the head's sums for examples [B, ...]."""
         ones = {name: np.float32(1.0) for name in ("examples", *self.head.COUNTS)}
         _, sums = self._infer(micro_batch, ones)

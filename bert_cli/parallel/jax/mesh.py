@@ -35,6 +35,7 @@ from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import (
     Processes,
     Rendezvous,
+    address_of,
     addresses_of,
     find_interface,
     not_connected,
@@ -256,7 +257,7 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
     """Join the other processes; return them with the addresses of their rendezvous."""
     processes, interface = find_interface(processes)
     rank = processes.rank
-    host, _, port = processes.workers[0].rpartition(":")
+    host, _, _ = processes.workers[0].rpartition(":")
     try:
         with wait_for_processes(processes, rendezvous, interface) as listener:
             if rank == 0:
@@ -264,7 +265,7 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
                 service = _start_service(processes, interface, links)
                 link = _accept_links(listener, processes.count, service, links)
             else:
-                address = host.strip("[]"), int(port)
+                address = address_of(processes.workers[0])
                 link = socket.create_connection(address, rendezvous.register_seconds)
                 link.sendall(b"%d\n" % rank)
                 service = int(link.recv(16))
@@ -305,7 +306,7 @@ def _use_equal_threads(client: Any, processes: Processes, seconds: float) -> Non
 
 def _start_service(processes: Processes, interface: str | None, links: Links) -> int:
     """Start JAX's coordination service on this host's address, or on all interfaces, and return its port."""
-    resolved = addresses_of(processes.workers[processes.rank].rpartition(":")[0].strip("[]"))
+    resolved = addresses_of(processes.address[0])
     entries = psutil.net_if_addrs().get(interface or "", ())
     host = next(
         (at.address for at in entries if at.family == socket.AF_INET and at.address in resolved),

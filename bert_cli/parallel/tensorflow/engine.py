@@ -7,7 +7,7 @@ on the layout.
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import islice
@@ -28,6 +28,7 @@ from bert_cli.parallel.engine import (
     StepResult,
     StoppedBetweenMicroBatchesError,
     StopRequested,
+    Sums,
     Tensor,
     UpdateRequest,
     Value,
@@ -135,17 +136,17 @@ class TensorFlowEngine(Engine):
             for update in row:
                 update.compile()
 
-    def compile_stages(self, batch: Batch, counts: Mapping[str, float]) -> None:
+    def compile_stages(self, batch: Batch, counts: Divisors) -> None:
         """Trace the stages by running a micro-batch of each replica forward and backward."""
         self._traced_shapes.add(_shapes(batch))
         for workers in self._workers(batch, 0, counts, 1.0, threading.Event()):
             *earlier, last = workers
             with self.reporting_out_of_memory():
                 for worker in earlier:
-                    worker.run([Work("forward", 0)])
-                last.run([Work("forward-backward", 0)])
+                    worker.forward(0)
+                last.forward_backward(0)
                 for worker in reversed(earlier):
-                    worker.run([Work("backward", 0)])
+                    worker.backward(0)
         self.clear_gradients()
 
     def _run_step(self, batch: Batch, request: UpdateRequest, divisors: Divisors) -> StepResult:
@@ -169,10 +170,10 @@ class TensorFlowEngine(Engine):
         self,
         batch: Batch,
         first_index: int,
-        counts: Mapping[str, float],
+        counts: Divisors,
         loss_scale: float,
         stop_requested: StopRequested = lambda: False,
-    ) -> dict[str, float]:
+    ) -> Sums:
         """Accumulate the gradients of this process' micro-batches [M, B, ...]; return the head's sums over them.
 
         `first_index` is the sample index of the first micro-batch, for its dropout; `counts` are the complete step's.
@@ -231,7 +232,7 @@ class TensorFlowEngine(Engine):
     def gather_weights(self) -> None:
         """Do nothing: each replica has all weights."""
 
-    def evaluate(self, micro_batch: Batch) -> dict[str, float]:
+    def evaluate(self, micro_batch: Batch) -> Sums:
         """Return the head's sums for examples [B, ...] by this process' first replica."""
         hidden: Tensor = None
         for stage in self.replicas[0]:
@@ -251,7 +252,7 @@ class TensorFlowEngine(Engine):
         self,
         batch: Batch,
         first_index: int,
-        counts: Mapping[str, float],
+        counts: Divisors,
         loss_scale: float,
         abandoned: threading.Event,
     ) -> list[list[StageWorker]]:

@@ -299,6 +299,5 @@ def _join(processes: Processes, rendezvous: Rendezvous) -> Processes:
     except tf.errors.OpError as error:
         raise not_connected(processes, error.message.splitlines()[0]) from error
     if interface is not None:
-        port = int(processes.workers[processes.rank].rpartition(":")[2])
-        bind_to_interface(interface, port)
+        bind_to_interface(interface, processes.address[1])
     return processes

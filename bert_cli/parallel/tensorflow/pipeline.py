@@ -6,7 +6,7 @@ micro-batch together. No worker reads a value on the host: on a GPU a tensor may
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError, Tensor
+from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError, StopRequested, Tensor
 from bert_cli.parallel.tensorflow.stage import Saved, Stage, Tensors
 
 Queue = SimpleQueue[tuple[int, Tensor]]
@@ -94,19 +94,20 @@ class StageWorker:
     sums: list[Tensors] = field(default_factory=list)
     """The head's sums of each micro-batch, in the last stage."""
 
-    def run(self, work: Iterable[Work], stop_requested: Callable[[], bool] = lambda: False) -> None:
+    def run(self, work: Iterable[Work], stop_requested: StopRequested = lambda: False) -> None:
         """Do the work; raise StoppedBetweenMicroBatchesError when a stop is requested."""
         passes = {
-            "forward": self._forward,
-            "backward": self._backward,
-            "forward-backward": self._forward_backward,
+            "forward": self.forward,
+            "backward": self.backward,
+            "forward-backward": self.forward_backward,
         }
         for kind, number in work:
             if stop_requested():
                 raise StoppedBetweenMicroBatchesError
             passes[kind](number)
 
-    def _forward(self, number: int) -> None:
+    def forward(self, number: int) -> None:
+        """Run a micro-batch forward; not in the last stage."""
         assert self.after is not None
         hidden = self._receive_hidden(number)
         columns = self.stage.columns(self.micro_batches.columns(number))
@@ -114,14 +115,16 @@ class StageWorker:
         self.saved[number] = columns, saved
         self.after.forward.put((number, output))
 
-    def _backward(self, number: int) -> None:
+    def backward(self, number: int) -> None:
+        """Run a micro-batch backward; not in the last stage."""
         assert self.after is not None
         gradient = self.after.receive(self.after.backward, number)
         columns, saved = self.saved.pop(number)
         gradient = self.stage.backward(saved, columns, self.micro_batches.key(number), gradient)
         self._send_gradient(number, gradient)
 
-    def _forward_backward(self, number: int) -> None:
+    def forward_backward(self, number: int) -> None:
+        """Run a micro-batch forward and backward, in the last stage."""
         hidden = self._receive_hidden(number)
         batches = self.micro_batches
         columns = self.stage.columns(batches.columns(number))
@@ -132,7 +135,7 @@ class StageWorker:
         self._send_gradient(number, gradient)
 
     def _receive_hidden(self, number: int) -> Tensor:
-        return self.before.receive(self.before.forward, number) if self.before is not None else None
+        return self.before and self.before.receive(self.before.forward, number)
 
     def _send_gradient(self, number: int, gradient: Tensor) -> None:
         if self.before is not None:

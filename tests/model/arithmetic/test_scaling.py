@@ -150,6 +150,6 @@ def test_the_rules_are_those_of_the_papers():
         assert table[name].fold * table[name].deviation == pytest.approx(128**-0.5), name
     # Branch k of the stack has the weight 1 / sqrt(4 + k): two branches in each layer.
     for layer in range(4):
-        branches = ("attention", "feed_forward")
-        weights = [table[f"hid_{layer}/{branch}/split"].backward for branch in branches]
+        products = ("attention/value", "feed_forward/inner")
+        weights = [table[f"hid_{layer}/{product}/input"].backward for product in products]
         assert weights == pytest.approx([(4 + 2 * layer) ** -0.5, (5 + 2 * layer) ** -0.5])
