@@ -14,6 +14,8 @@ from pydantic import Field, NonNegativeInt
 
 from bert_cli.errors import ConfigError
 
+Rate = Callable[[int], float]
+"""A learning rate as a function of the step."""
 MINIMUM = 1e-7  # smallest learning rate
 
 DYNAMIC_START = 2.0**15
@@ -32,7 +34,7 @@ FALLS: dict[str, Callable[[int, int], float]] = {
 
 def learning_rate(
     name: str, max_learning_rate: float, warmup_steps: int, total_steps: int, power: float = 1.0
-) -> Callable[[int], float]:
+) -> Rate:
     """Return `value(step) -> learning rate` for a run of `total_steps` steps.
 
     `name` is a key of FALLS, `power` the power of the warm-up. Steps past the end have the value of the end. Raises
@@ -55,9 +57,7 @@ def learning_rate(
     return value
 
 
-def with_decay(
-    rate: Callable[[int], float], first_step: int, total_steps: int, final_fraction: float = 0.0
-) -> Callable[[int], float]:
+def with_decay(rate: Rate, first_step: int, total_steps: int, final_fraction: float = 0.0) -> Rate:
     """Return a rate that falls from `first_step` on to a fraction of `rate`, by 1 - sqrt(x) (Hägele et al. 2024, 4)."""
     steps = total_steps - first_step
 

@@ -58,6 +58,10 @@ class Option:
     is_usual: bool = False
 
 
+Options = Mapping[str, Option]
+"""The options of a command, by their names."""
+
+
 @dataclass(frozen=True)
 class Section:
     """Options under one heading."""
@@ -266,7 +270,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
 
 
 def read_flags(
-    options: Mapping[str, Option], words: Sequence[str], program: str
+    options: Options, words: Sequence[str], program: str
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the texts of the flags among some words, by the keys that were typed, and the other words."""
     typed: dict[str, Any] = {}
@@ -298,7 +302,7 @@ def read_flags(
     return typed, rest
 
 
-def _find(options: Mapping[str, Option], flag: str) -> tuple[str, int | None] | None:
+def _find(options: Options, flag: str) -> tuple[str, int | None] | None:
     """Return the key of a flag, and how many words it takes at most: None for any number. None for an unknown flag."""
     is_off = flag.startswith("--no-")
     key = flag[5 if is_off else 2 :].replace("-", "_")
@@ -318,19 +322,19 @@ def _find(options: Mapping[str, Option], flag: str) -> tuple[str, int | None] | 
     return key, 0 if is_off else limit
 
 
-def _members(options: Mapping[str, Option], group: str) -> list[Option]:
+def _members(options: Options, group: str) -> list[Option]:
     """Return the options of a group of settings, under its own or an old name."""
     return [option for name, option in options.items() if name.startswith(f"{our_name(group)}.")]
 
 
-def _is_value(options: Mapping[str, Option], word: str) -> bool:
+def _is_value(options: Options, word: str) -> bool:
     """Return whether a word can be a value: no flag, a negative number, or a text with spaces."""
     if re.fullmatch(r"(?!-).*|-|-\d+|-\d*\.\d+", word, re.DOTALL):
         return True
     return " " in word and _find(options, word.partition("=")[0]) is None
 
 
-def _value_of(options: Mapping[str, Option], key: str, text: Any, program: str) -> Any:
+def _value_of(options: Options, key: str, text: Any, program: str) -> Any:
     """Return the value of a key: of a setting, of a group in JSON, or the text of a key without effect."""
     if option := options.get(our_name(key)):
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from bert_cli.arrays import Tensors
 from bert_cli.errors import DeviceError
-from bert_cli.optim.schedule import LossScale
+from bert_cli.optim.schedule import LossScale, Rate
 from bert_cli.parallel.engine import (
     Batch,
     Engine,
@@ -76,7 +76,7 @@ class Step:
     state: State
     micro_batches: Callable[[int], range]
     """Return the numbers of a step's micro-batches, counted from the start of the run over all processes."""
-    learning_rate: Callable[[int], float]
+    learning_rate: Rate
     max_gradient_norm: float | None
     max_skipped_steps: int = 20
     stop_requested: StopRequested = lambda: False

@@ -44,7 +44,7 @@ from bert_cli.parallel.tensorflow.mesh import (
 )
 from bert_cli.parallel.tensorflow.pipeline import Channel, MicroBatches, StageWorker, Work, work_of
 from bert_cli.parallel.tensorflow.stage import Stage
-from bert_cli.parallel.tensorflow.update import DeviceUpdate, random_bits
+from bert_cli.parallel.tensorflow.update import DeviceUpdate, Variables, random_bits
 
 AGREE_SECONDS = 1.0  # between checks, during a step, whether a process was asked to stop
 
@@ -348,9 +348,9 @@ def _build_replica(model: Model, devices: Sequence[str], layout: Layout) -> list
     return stages
 
 
-def weights_of(replicas: Sequence[Sequence[Stage]]) -> dict[str, list[tf.Variable]]:
+def weights_of(replicas: Sequence[Sequence[Stage]]) -> Variables:
     """Return the variables of each weight of a model on all replicas, by name."""
-    weights: dict[str, list[tf.Variable]] = {}
+    weights: Variables = {}
     for stages in replicas:
         of_replica: dict[str, tf.Variable] = {}
         for stage in stages:

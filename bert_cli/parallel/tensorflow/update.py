@@ -26,6 +26,10 @@ UPDATES_WORTH_COMPILING = 2**23
 LARGE = 2**18
 
 
+Variables = dict[str, list[tf.Variable]]
+"""Several variables for each weight, by its name."""
+
+
 class DeviceUpdate:
     """The weights of one device, their gradients and slots, and the functions that update them."""
 
@@ -47,7 +51,7 @@ class DeviceUpdate:
         # The device that has the slots and computes the update.
         self.slot_device = host if layout.offload_moments else self.device
         self.weights: dict[str, tf.Variable] = {}
-        self.accumulators: dict[str, list[tf.Variable]] = {}
+        self.accumulators: Variables = {}
         for stage in stages:
             self.weights |= stage.weights
             for name, accumulator in stage.accumulators.items():
@@ -56,7 +60,7 @@ class DeviceUpdate:
         is_large = sum(sizes.values()) >= UPDATES_WORTH_COMPILING
         self.compiled = is_large and layout.compile != "nothing"
         owned = shares(sizes, group.size) if layout.shard_moments else [list(sizes)] * group.size
-        self.slots: dict[str, list[tf.Variable]] = {}
+        self.slots: Variables = {}
         """The moments of the weights that this replica updates."""
         with tf.device(self.slot_device):
             for name in owned[group.rank]:
