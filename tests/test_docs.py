@@ -147,7 +147,7 @@ def test_the_commands_of_the_guide_run_unchanged(guide):
 @pytest.mark.slow
 def test_the_commands_that_serve_a_model_run_unchanged(guide, capsys):
     folder, _ = guide
-    printed = run_page("serve.md", folder)
+    printed = run_page("small.md", folder)
     home = folder / "serve"
     assert right_of(home / "runs/labels") >= 32
     (served,) = json.loads((home / "label.json").read_text())

@@ -1,4 +1,4 @@
-"""The manifests of docs/clusters.md: valid by Kubernetes' schemas, with command lines that `bert` accepts."""
+"""The manifests of docs/kubernetes.md: valid by Kubernetes' schemas, with command lines that `bert` accepts."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ from bert_cli.errors import CheckpointError, ConfigError, DataError
 
 validator = pytest.importorskip("kubernetes_validate")
 
-PAGE = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 MANIFESTS = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
 BY_NAME = {(one["kind"], one["metadata"]["name"]): one for one in MANIFESTS}
 JOBS = [one for one in MANIFESTS if one["kind"] == "Job"]
