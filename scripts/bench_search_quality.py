@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Measure how well `bert search` ranks: nDCG@10 of words, meaning and both, with intervals over documents.
+"""Measure how well `bert search` and others rank: nDCG@10 with intervals over documents, and paired differences.
 
     scripts/bench_search_quality.py squad=dev-v1.1.json de=xquad.de.json.gz manuals=FOLDER [--model MODEL]
 
 A text is NAME=FILE of SQuAD's form, where each paragraph is a document, or NAME=FOLDER of manuals as `man` prints them,
-where the question is the description under NAME, which is left out of the text. The documents are halved by a fixed
-permutation: what is chosen on the first half is confirmed on the second.
+where the question is the description under NAME, which is left out of the text. Beside `bert search`, and `bert search`
+with each signal left out, are pipelines of bm25s and sentence-transformers on the same passages, with and without the
+stemmer of NAME's language (English but for de, ru, tr and ar). Needs `bm25s` and `PyStemmer`.
 """
 
 import argparse
@@ -16,14 +17,15 @@ import os
 import random
 import re
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
 NAMED = re.compile(r"^NAME\n(.*?)(?=^\S)", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"de": "german", "ru": "russian", "tr": "turkish", "ar": "arabic"}
 DASH = re.compile(r"\s[-\u2010-\u2014\u2212]{1,2}\s")
 
 
@@ -82,14 +84,105 @@ def write(name: str, path: Path, folder: Path, options: argparse.Namespace) -> P
     return text
 
 
+def ours(
+    index: Any, relevant: Mapping[str, set[int]], meanings: Sequence[Any], weight: float
+) -> Any:
+    """Return nDCG@10 of each question [n]."""
+    from bert_cli.data.search import words
+    from bert_cli.tasks.search.score import metrics_of
+
+    owner, _ = index.owners()
+    gains = []
+    for (question, right), meaning in zip(relevant.items(), meanings, strict=True):
+        (scores,) = index.scores(words.parse(question), [weight], meaning)
+        gains.append(metrics_of(best_passage(scores, owner), right)[0])
+    return np.array(gains)
+
+
+def best_passage(scores: Any, owner: Any) -> Any:
+    """Return the score of each document [M], which is that of its best passage."""
+    best = np.full(owner.max() + 1, -np.inf, np.float32)
+    np.maximum.at(best, owner, scores)
+    return best
+
+
+def theirs(
+    index: Any, relevant: Mapping[str, set[int]], meanings: Sequence[Any], language: str
+) -> Iterator[tuple[str, Any]]:
+    """Yield the name and nDCG@10 [n] of pipelines of bm25s on the same passages, with the cosines of the same model.
+
+    `tests/tasks/finetune/test_embed.py` compares these cosines with those of sentence-transformers.
+    """
+    import bm25s
+    import Stemmer
+
+    from bert_cli.data.search.ranking import combined
+    from bert_cli.tasks.search.score import metrics_of
+
+    owner, _ = index.owners()
+    texts = [text for (text,) in index.table.execute("SELECT text FROM passages ORDER BY id")]
+    has_vectors = bool(meanings[0].cosines.size)
+    for name, stemmer in (("bm25s", None), ("bm25s, stemmer", Stemmer.Stemmer(language))):
+        options = {
+            "stemmer": stemmer,
+            "stopwords": [] if language == "arabic" else language,
+            "show_progress": False,
+        }
+        ranking = bm25s.BM25()
+        ranking.index(bm25s.tokenize(texts, **options), show_progress=False)
+        gains: dict[str, list[float]] = {}
+        for (question, right), meaning in zip(relevant.items(), meanings, strict=True):
+            tokens = bm25s.tokenize(question, return_ids=False, **options)[0]
+            lexical = ranking.get_scores(tokens) if tokens else np.zeros(len(texts), np.float32)
+            rows = {name: lexical}
+            if has_vectors:
+                rows[f"{name} + sentence-transformers"] = combined(lexical, meaning.cosines, 0.5)
+                ranks = [np.argsort(np.argsort(-row)) for row in (lexical, meaning.cosines)]
+                rows[f"{name} + sentence-transformers, reciprocal ranks"] = sum(
+                    1.0 / (60 + rank) for rank in ranks
+                )
+            for row, scores in rows.items():
+                documents = best_passage(scores, owner)
+                gains.setdefault(row, []).append(metrics_of(documents, right)[0])
+        yield from ((row, np.array(values)) for row, values in gains.items())
+
+
+def rankings(
+    index: Any, relevant: Mapping[str, set[int]], language: str
+) -> Iterator[tuple[str, Any]]:
+    """Yield the name and nDCG@10 [n] of each ranking: ours, with each signal left out, and theirs."""
+    from bert_cli.data.search import index as indexes
+    from bert_cli.data.search import late, words
+    from bert_cli.data.search.late import NO_MEANING
+
+    asked = list(map(words.parse, relevant))
+    meanings = [NO_MEANING] * len(asked)
+    weight = 0.0
+    if index.embed:
+        meanings = index.by_meaning(asked)
+        weight = indexes.WEIGHT
+        yield "both", ours(index, relevant, meanings, weight)
+        yield "meaning", ours(index, relevant, meanings, 1.0)
+    yield "words", ours(index, relevant, meanings, 0.0)
+    for name, module, constant, value in (
+        ("without token vectors", late, "RERANKED", 0),
+        ("without 4-grams", indexes, "RERANKED", 0),
+        ("without word forms", words, "FIRST", words.LONGEST_QUESTION),
+    ):
+        if module is not late or weight:
+            usual = getattr(module, constant)
+            setattr(module, constant, value)
+            yield name, ours(index, relevant, meanings, weight)
+            setattr(module, constant, usual)
+    yield from theirs(index, relevant, meanings, language)
+
+
 def measure(name: str, path: Path, options: argparse.Namespace) -> None:
     """Print a line for each ranking of a text."""
     import sqlite3  # noqa: F401  # before TensorFlow, whose SQLite lacks FTS5
 
     from bert_cli.config.search import SearchMakeSettings
-    from bert_cli.data.random import chooses
-    from bert_cli.data.search.index import WEIGHT
-    from bert_cli.statistics import interval, mean_of
+    from bert_cli.statistics import difference, interval, mean_of
     from bert_cli.tasks.search import make, score
     from bert_cli.tasks.search.opened import open_index
 
@@ -100,25 +193,18 @@ def measure(name: str, path: Path, options: argparse.Namespace) -> None:
         with open(os.devnull, "w") as silent, contextlib.redirect_stdout(silent):
             make.run(SearchMakeSettings.model_validate(values))
         index = open_index(folder / "index")
+        size = (folder / "index").stat().st_size / index.count("passages")
         with index.snapshot():
             relevant = score.read_queries(folder / "questions.jsonl", index)
-            begun = time.process_time()
-            gains = score.question_scores(index, relevant)[:, :, 0]
-            milliseconds = 1000 * (time.process_time() - begun) / len(relevant)
-        groups = np.array([min(rows) for rows in relevant.values()])
-        halves = chooses(groups)
-        columns = {"words": 0}
-        if options.model:
-            columns |= {"meaning": -1, "both": round(10 * WEIGHT)}
-        size = f"{len(relevant):,} questions, {index.count('passages'):,} passages"
-        for ranking, column in columns.items():
-            row = gains[:, column]
-            mean = interval(mean_of(row, groups.tolist()))
-            parts = f"{row[halves].mean():.3f} {row[~halves].mean():.3f}"
-            print(f"{name} {ranking}: {mean:.3f}; halves {parts}; {size}", flush=True)
-        print(f"{name}: {milliseconds:.1f} ms of processor time a question", flush=True)
-        if options.save:
-            np.save(f"{options.save}-{name}.npy", gains)
+            groups = [min(rows) for rows in relevant.values()]
+            count = f"{len(relevant):,} questions, {index.count('passages'):,} passages"
+            print(f"{name}: {count} of {size / 1000:.1f} kB", flush=True)
+            first = None
+            for ranking, gains in rankings(index, relevant, LANGUAGES.get(name, "english")):
+                sample = mean_of(gains, groups)
+                first = first or sample
+                gain = f"; to the first {difference([sample], [first]):+.3f}"
+                print(f"{name} {ranking}: {interval(sample):.3f}{gain}", flush=True)
 
 
 def main() -> None:
@@ -132,7 +218,6 @@ def main() -> None:
     parser.add_argument("--manuals", type=int, default=450)
     parser.add_argument("--length", type=int, help="characters of each manual")
     parser.add_argument("--titles", action="store_true", help="give articles their titles")
-    parser.add_argument("--save", help="beginning of the names of files with the gains [n, W]")
     options = parser.parse_args()
     for text in options.texts:
         name, _, path = text.partition("=")

@@ -247,7 +247,7 @@ def _titled_texts(part: files.Part, field: str) -> Iterator[tuple[str, str]]:
                 continue
             text = text_of(row, field, where, FIELD_REMEDY)
             title = row.get(TITLE) if field != TITLE else None
-            shown = " ".join(title.split()) if isinstance(title, str) else ""
+            shown = " ".join(str(title).split()) if isinstance(title, str | int) else ""
             yield shown, text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
     except DataError:
         is_range = part.format == "json-lines" and part.start > 0

@@ -354,7 +354,7 @@ class Index:
         weight = self.fact("weight")
         return WEIGHT if weight is None else float(weight)
 
-    def by_words(self, asked: words.Question, is_allowed: Bools | np.bool = np.True_) -> Floats32:
+    def by_words(self, asked: words.Question, is_allowed: Bools | np.bool) -> Floats32:
         """Return the score of each passage [N]; 0 without a word of the question or, in a large index, a rare one.
 
         It is BM25; for the best passages that of 4-grams is added, and they stay the best.
@@ -377,8 +377,10 @@ class Index:
             scores[best] = reranked(scores[best], ngrams, NGRAM_WEIGHT)
         return scores
 
-    def allowed(self, asked: words.Question) -> Bools:
-        """Return which passages [N] have nothing that a question excludes, and are of its folder."""
+    def allowed(self, asked: words.Question) -> Bools | np.bool:
+        """Return which passages [N], or whether all, have nothing that a question excludes and are of its folder."""
+        if asked.excluded == words.NOTHING and not asked.folder:
+            return np.True_
         excluded = "SELECT rowid FROM words WHERE words MATCH ?1"
         others = f"SELECT id FROM places WHERE ?2 != '' AND NOT ({INSIDE.replace('?1', '?2')})"
         rows = self.table.execute(f"{excluded} UNION {others}", [asked.excluded, asked.folder])

@@ -23,8 +23,10 @@ NO_WORD = r"\0-/:-`{-\x7f"  # in folded text, which has no other characters that
 WORD = re.compile(f"[{UNSPACED}]|[^{NO_WORD}{UNSPACED}]+")
 RUN = re.compile(f"[{UNSPACED}]+|[^{NO_WORD}{UNSPACED}]+")
 WITH_STROKE = re.compile(r"LATIN SMALL LETTER (?:BARRED )?([A-Z])(?: WITH |$)")
-ASCII = {"ı": "i", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"}
-"""Letters that Unicode does not decompose, as others type them."""
+TYPED = (
+    {"ı": "i", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"} | dict.fromkeys("یى", "ي") | {"ک": "ك"}
+)
+"""Letters that Unicode does not decompose, as others type them: Persian has its own codes of yeh and kaf."""
 MARKS = (*range(10, 37), *range(200, 256), 1)
 """Combining classes of marks that do not count: accents, strokes, and the vowels of Hebrew and Arabic. Those of Indic
 scripts and Thai are letters of a word, and the marks of kana make other syllables."""
@@ -62,7 +64,7 @@ class _Letters(dict[int, str]):
     def __missing__(self, code: int) -> str:
         letter = chr(code)
         kind = unicodedata.category(letter)
-        if unicodedata.combining(letter) in MARKS or UNSEEN.match(letter):
+        if unicodedata.combining(letter) in MARKS or kind == "Me" or UNSEEN.match(letter):
             folded = ""
         elif kind[0] not in "LMN" and kind != "Co":
             folded = " " if code > 127 else letter
@@ -71,7 +73,7 @@ class _Letters(dict[int, str]):
         else:
             small = letter.casefold()
             stroke = WITH_STROKE.match(unicodedata.name(small, "")) if len(small) == 1 else None
-            folded = stroke[1].casefold() if stroke else ASCII.get(small, small)
+            folded = stroke[1].casefold() if stroke else TYPED.get(small, small)
         self[code] = folded
         return folded
 

@@ -8,7 +8,7 @@ import pytest
 from support.tiny_models import TINY, write_model
 
 from bert_cli.cli import main
-from bert_cli.statistics import Score, difference, identify, sample_of
+from bert_cli.statistics import Score, difference, identify, mean_bounds, sample_of
 from bert_cli.tasks.init import verdict
 from bert_cli.tasks.model import models
 from bert_cli.tasks.run.task import Result, half_of
@@ -107,6 +107,34 @@ def test_labels_are_judged_on_half_of_the_texts_beside_the_best_baseline_of_the_
     starts = ("regression on words", "majority class")
     assert [m.name for m in measures] == [f"accuracy (start: {start})" for start in starts]
     assert {m.verdict for m in measures} == {"WIN"} and measures[0].gain.n == 20
+
+
+# Whether each of some systems is right on 4 texts of each document, and all are equally good.
+SHAPES = {
+    "easy and hard documents": lambda random, shape: (
+        random.random((*shape, 4)) < random.beta(1, 0.4, shape[1:])[..., None]
+    ),
+    "independent": lambda random, shape: random.random((*shape, 4)) < 0.8,
+    "few mistakes": lambda random, shape: random.random((*shape, 4)) < 0.97,
+    "right or wrong on a document": lambda random, shape: (
+        (random.random(shape) < 0.75)[..., None] ^ (random.random((*shape, 4)) < 0.05)
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equal_classifiers_rarely_win_or_lose(shape):
+    """At most 2.5 % of each, within three standard errors, although the best of three is chosen as the start."""
+    random = np.random.default_rng(0)
+    tests = 1000
+    for documents in (6, 10, 20, 60):
+        choosing = half_of(identify(range(2 * documents)), choosing=True)
+        right = SHAPES[shape](random, (4, tests, 2 * documents)).mean(-1)
+        best = right[:3, :, choosing].mean(-1).argmax(0)
+        gains = right[3] - right[best, np.arange(tests)]
+        low, high = mean_bounds(gains[:, ~choosing])
+        rates = np.mean(low > 0), np.mean(high < 0)
+        assert max(rates) < 0.025 + 3 * np.sqrt(0.025 * 0.975 / tests), (documents, rates)
 
 
 def test_a_folder_without_a_test_is_refused(tmp_path, capsys):
