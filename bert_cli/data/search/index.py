@@ -364,7 +364,9 @@ class Index:
         sizes = np.cumsum([self.frequency(term) for term in terms])
         rare = max(1, int(np.searchsorted(sizes, CANDIDATES, "right")))
         first = words.any_of(terms[:rare])
-        for query in (first, f"({first}) AND ({words.any_of(terms[rare:])})"):
+        others = words.any_of(terms[rare:])
+        for operator in ("NOT", "AND"):  # each passage once, with all of its words
+            query = f"({first}) {operator} ({others})"
             ranking = "SELECT rowid, -bm25(words) FROM words WHERE words MATCH ?"
             if rows := self.table.execute(ranking, [query]).fetchall():
                 numbers, values = zip(*rows, strict=True)
