@@ -22,6 +22,8 @@ FIRST = 5  # letters that the forms of a word share
 NO_WORD = r"\0-/:-`{-\x7f"  # in folded text, which has no other characters that are not of a word
 WORD = re.compile(f"[{UNSPACED}]|[^{NO_WORD}{UNSPACED}]+")
 RUN = re.compile(f"[{UNSPACED}]+|[^{NO_WORD}{UNSPACED}]+")
+PIECES = re.compile(r"[\0-\x7f]+(?![^\0-\x7f])|.", re.DOTALL)
+"""Characters of ASCII that no mark follows, or one character."""
 WITH_STROKE = re.compile(r"LATIN SMALL LETTER (?:BARRED )?([A-Z])(?: WITH |$)")
 TYPED = (
     {"ı": "i", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"} | dict.fromkeys("یى", "ي") | {"ک": "ك"}
@@ -175,12 +177,16 @@ def spans(text: str, terms: Iterable[str]) -> list[tuple[int, int]]:
 
 def _folded_with_positions(text: str) -> tuple[str, list[tuple[int, int]]]:
     """Return the folded text, and the characters of the text that each of its characters was."""
-    if text.isascii():
-        return text.lower(), [(n, n + 1) for n in range(len(text))]
     compared: list[str] = []
     positions: list[tuple[int, int]] = []
     start = 0
-    for stop in range(1, len(text) + 1):
+    for piece in PIECES.finditer(text):
+        stop = piece.end()
+        if stop - start > 1 and piece[0].isascii():
+            compared.append(piece[0].lower())
+            positions += [(n, n + 1) for n in range(start, stop)]
+            start = stop
+            continue
         letters = _folded(text[start:stop])
         if _folded(text[start : stop + 1]) != letters + _folded(text[stop : stop + 1]):
             continue  # parts of a syllable
