@@ -7,7 +7,7 @@
 
 TEXT is cut into passages as `bert search make` does, and repeated up to `--passages`; both sides get the same, as JSON
 lines. `ask` ranks by words and meaning on both sides, with random vectors of the model's size: exact search does not
-depend on their values. Its questions are sentences of the text. Needs `bm25s` and `sentence-transformers`.
+depend on their values. Its questions are sentences of the text. Needs `bm25s`, `PyStemmer` and `sentence-transformers`.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from turns import Pairs, first_cores, in_a_process, run_alternately
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TOKENIZERS_PARALLELISM": "false"}
 os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
 TOP = 10
+TOKENS = 110  # of a passage
 
 
 def write_passages(text: Path, file: Path, number: int) -> None:
@@ -77,6 +78,7 @@ def ours(options: argparse.Namespace) -> Pairs:
 
     from bert_cli.config.search import SearchMakeSettings
     from bert_cli.data.search.index import open_index, write_index
+    from bert_cli.data.search.late import SIZE, Vectors
     from bert_cli.tasks.search import make
     from bert_cli.tasks.search.opened import Model
 
@@ -98,22 +100,29 @@ def ours(options: argparse.Namespace) -> Pairs:
         make.run(settings)
     with write_index(path) as index, index.changing():
         if numbers := index.without_vector():
-            index.add_vectors(numbers, vectors_of(len(numbers), options.size))
+            vectors = vectors_of(len(numbers), options.size)
+            index.add_vectors(numbers, Vectors(vectors, [vectors[:0]] * len(numbers)))
+            index.record(axes=np.eye(options.size, SIZE, dtype=np.float32).tobytes())
+            index.table.execute(f"UPDATE vectors SET tokens = randomblob({SIZE} * {TOKENS})")
     index = open_index(path)
-    question = vectors_of(1, options.size)
+    question = Vectors(vectors_of(1, options.size), [vectors_of(12, options.size)])
     index.embed = lambda texts: question
+    index.weights = index.fact("weights")
     index.ask("first")
     return [timed(index.ask, text, TOP) for text in questions_of(options)]
 
 
 def theirs(options: argparse.Namespace) -> Pairs:
     import bm25s
+    import Stemmer
 
     texts = read_passages(options)
 
+    tokenize = partial(bm25s.tokenize, stemmer=Stemmer.Stemmer("english"), show_progress=False)
+
     def make() -> Any:
         index = bm25s.BM25()
-        index.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
+        index.index(tokenize(texts), show_progress=False)
         return index
 
     if options.task == "make":
@@ -135,7 +144,7 @@ def theirs(options: argparse.Namespace) -> Pairs:
         return (scores - scores.mean()) / scores.std()
 
     def ask(text: str) -> Any:
-        words = bm25s.tokenize(text, return_ids=False, show_progress=False)[0]
+        words = tokenize(text, return_ids=False)[0]
         lexical = torch.from_numpy(index.get_scores(words))
         meaning = util.dot_score(question, vectors)[0]
         best = torch.topk(standard(lexical) + standard(meaning), TOP)
