@@ -58,6 +58,17 @@ def test_the_error_has_the_exit_code_of_the_process_whose_last_lines_are_shown_a
         assert "  I am fine" not in report and "killed" not in report
 
 
+def test_every_line_is_printed_also_on_a_terminal_that_is_slower_than_the_process(monkeypatch):
+    printed = []
+    monkeypatch.setattr("bert_cli.parallel.launcher.DRAIN_SECONDS", 60)
+    monkeypatch.setattr(
+        "bert_cli.parallel.launcher.print_line",
+        lambda text: (time.sleep(0.02), printed.append(text)),
+    )
+    supervise(processes("for n in range(50): print(n)"), 20)
+    assert len(printed) == 50
+
+
 def test_the_killed_process_is_blamed_and_not_those_that_fail_because_of_it(tmp_path, capsys):
     # Another rank notices at once and fails too, as one of a cluster does.
     gone = tmp_path / "gone"
