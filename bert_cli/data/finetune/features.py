@@ -77,10 +77,8 @@ class Features:
     def arrays(self) -> dict[str, Array]:
         """Return all arrays by name, for a cache or a fingerprint."""
         arrays: dict[str, Array] = {n: getattr(self, n) for n in ("tokens", "segments", "ends")}
-        arrays |= {f"labels.{name}": column for name, column in self.labels.items()}
-        arrays |= {
-            f"position_labels.{name}": column for name, column in self.position_labels.items()
-        }
+        for group in ("labels", "position_labels"):
+            arrays |= {f"{group}.{name}": row for name, row in getattr(self, group).items()}
         return arrays if self.owner is None else arrays | {"owner": self.owner}
 
     @staticmethod
@@ -127,19 +125,13 @@ class Features:
     def batch(self, numbers: Ints64, sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""
         inside = np.arange(sequence_length) < self.lengths[numbers, None]
-        # In padding, the index points at another example's token, which is zeroed.
-        index = np.where(inside, self.starts[numbers, None] + np.arange(sequence_length), 0)
-        flat: dict[str, Array] = {
-            "input_ids": self.tokens,
-            "segment_ids": self.segments,
-            **self.position_labels,
-        }
-        columns: Batch = {
-            name: np.where(
-                inside.reshape(*inside.shape, *[1] * (column.ndim - 1)), column[index], 0
-            ).astype(np.float32 if column.dtype.kind == "f" else np.int32)
-            for name, column in flat.items()
-        }
+        index = (self.starts[numbers, None] + np.arange(sequence_length))[inside]
+        columns: Batch = {}
+        flat = {"input_ids": self.tokens, "segment_ids": self.segments, **self.position_labels}
+        for name, column in flat.items():
+            dtype = np.float32 if column.dtype.kind == "f" else np.int32
+            columns[name] = np.zeros((*inside.shape, *column.shape[1:]), dtype)
+            columns[name][inside] = column[index]
         columns["input_mask"] = inside.astype(np.int32)
         return columns | {name: column[numbers] for name, column in self.labels.items()}
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
+from xml.sax.saxutils import unescape
 
 from bert_cli.data.text.templates import QUOTE, Rules, fill, find_rule, rules_of
 from bert_cli.data.text.wikipedia import TITLE
@@ -141,10 +142,8 @@ def document(page: bytes, site: Site) -> bytes:
     number = PAGE_ID.search(page)
     title = TITLE.search(page)
     match = PAGE_TEXT.search(page)
-    text = (match[1] if match else None) or b""
-    for entity, char in ((b"&lt;", b"<"), (b"&gt;", b">"), (b"&quot;", b'"'), (b"&amp;", b"&")):
-        text = text.replace(entity, char)
-    lines = "\n".join(to_lines(text.decode(errors="replace"), site))
+    text = ((match[1] if match else None) or b"").decode(errors="replace")
+    lines = "\n".join(to_lines(unescape(text, {"&quot;": '"'}), site))
     body = html.escape(lines, quote=False).encode(errors="replace")
     key = number[1] if number else b""
     name = title[1] if title else b""

@@ -80,7 +80,20 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
             raise _wrong_case(name, cased, f"has no effect on {BYTE_LEVEL.name}")
         return vocabulary
     if "do_lower_case" not in config:
-        _check_capitals(vocabulary, name, cased)
+        # Words of the other case would silently be split into letters. Scripts without case pass.
+        pieces = [piece for piece in vocabulary.pieces if not piece.startswith("[")]
+        pieces = [piece for piece in pieces if piece.lower() != piece.upper()]
+        capitals = sum(piece.lower() != piece for piece in pieces)
+        is_wrong = capitals > CAPITALS * len(pieces)
+        if cased:
+            has_accents = any(not unicodedata.is_normalized("NFD", piece) for piece in pieces)
+            is_wrong = len(pieces) > 0 and not capitals and not has_accents
+        if is_wrong:
+            problem = (
+                f"{capitals:,} of the {len(pieces):,} pieces with letters have a capital letter"
+            )
+            problem += f", and no {tokenizer.CONFIG_FILE} defines the case"
+            raise _wrong_case(name, cased, problem)
     if added := tokenizer.TokenizerFolder(path.parent).added_tokens:
         listed = ", ".join(token.content for token in added[:3])
         problem = f"has {count(len(added), 'added token')} ({listed}), which records cannot contain"
@@ -104,26 +117,6 @@ def _download(name: str) -> Path:
     problem = f"no such file or folder here, and the Hugging Face hub has no {tokenizer.VOCAB_FILE} ({reason})"
     remedy = "check the name and the network, or use the path of a vocab.txt"
     raise DataError(f"vocabulary ({name})", problem, remedy)
-
-
-def _check_capitals(vocabulary: Vocabulary, name: str, cased: bool) -> None:
-    """Raise ConfigError for a cased vocabulary where text is lower-cased, or the reverse.
-
-    Without this check, words of the other case would silently be split into letters. Scripts without case pass.
-    """
-    pieces = [piece for piece in vocabulary.pieces if not piece.startswith("[")]
-    with_case = [piece for piece in pieces if piece.lower() != piece.upper()]
-    capital = sum(piece.lower() != piece for piece in with_case)
-    accents = any(not unicodedata.is_normalized("NFD", piece) for piece in with_case)
-    is_cased = capital > CAPITALS * len(with_case)
-    is_uncased = bool(with_case) and not capital and not accents
-    contradicts = is_uncased if cased else is_cased
-    if contradicts:
-        capitals = (
-            f"{capital:,} of the {len(with_case):,} pieces with letters have a capital letter"
-        )
-        problem = f"{capitals}, and no {tokenizer.CONFIG_FILE} defines the case"
-        raise _wrong_case(name, cased, problem)
 
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
