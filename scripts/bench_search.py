@@ -80,7 +80,7 @@ def ours(options: argparse.Namespace) -> Pairs:
     from bert_cli.data.search.index import open_index, write_index
     from bert_cli.data.search.late import SIZE, Vectors
     from bert_cli.tasks.search import make
-    from bert_cli.tasks.search.opened import Model
+    from bert_cli.tasks.search.vectors import Model
 
     path = options.folder / "index"
     text = options.folder / "passages.jsonl"

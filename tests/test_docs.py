@@ -81,7 +81,7 @@ def test_the_reference_has_every_setting_of_a_command(site):
         text = text_of(f"bert-{name.replace(' ', '-')}")
         for option in options_of(COMMANDS[name].settings_class()):
             assert all(flag in text for flag in option.flags)
-            assert "".join(option.text.split()) in "".join(text.split()), option.name
+            assert "".join(option.describe().split()) in "".join(text.split()), option.name
     assert all(level in text_of("index") for level in LOG_LEVELS)
 
 

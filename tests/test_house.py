@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 import bert_cli
 from bert_cli.facts.architectures import ARCHITECTURES
+from bert_cli.parse.options import text_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bert_cli"
@@ -230,7 +231,7 @@ def test_every_setting_has_a_docstring_and_every_class_is_frozen_and_strict():
             assert kind.__doc__
             assert kind.model_config["frozen"] and kind.model_config["extra"] == "forbid"
             for name, about in kind.model_fields.items():
-                assert about.description and len(about.description) > 10, f"{kind.__name__}.{name}"
+                assert len(text_of(kind, name, about)) > 10, f"{kind.__name__}.{name}"
 
 
 def test_the_tree_lists_every_file_of_the_package():

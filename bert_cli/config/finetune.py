@@ -15,11 +15,11 @@ from pydantic import BeforeValidator, Field, PositiveFloat
 from bert_cli.config.training import GlobalBatch, LearningRate, OptimizerOpts, TrainSettings
 from bert_cli.facts import heads
 from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.windows import ANSWER_LENGTH, DOC_STRIDE, QUERY_LENGTH, window_error
 from bert_cli.files import JSONObject
 from bert_cli.settings.markers import Fixed, PathOrName, Usual
 from bert_cli.settings.numbers import Fraction, Length, Positive, UpToOne
 from bert_cli.settings.settings import SettingError, Settings, Unless, as_list
-from bert_cli.text import count
 
 GLUE_TASKS = ("cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli")
 CLUE_TASKS = ("afqmc", "tnews", "iflytek", "cmnli", "ocnli", "wsc", "csl")
@@ -28,11 +28,6 @@ UNSCORED = Unless(
     "with generated_dataset, whose examples are not scored",
     "leave out one of them",
 )
-DOC_STRIDE = 128
-QUERY_LENGTH = 64  # tokens of a question
-ANSWER_LENGTH = 30  # tokens of an answer
-QUESTION_SPECIALS = 3
-"""Special tokens of a window: [CLS] and two [SEP]."""
 
 
 def _adam(rate: float) -> OptimizerOpts:
@@ -128,20 +123,6 @@ def check_once(name: str, values: Sequence[object]) -> None:
     for number, value in enumerate(values):
         if value in values[:number]:
             raise SettingError(name, f"names {value} twice", "name each once")
-
-
-def window_error(
-    max_seq_length: int, doc_stride: int, max_query_length: int = 0
-) -> tuple[str, str] | None:
-    """Return problem and remedy of a max_seq_length whose windows would skip text."""
-    tokens = max_seq_length - QUESTION_SPECIALS - max_query_length
-    if tokens >= doc_stride:
-        return None
-    rest = f"max_query_length {max_query_length} and " if max_query_length else ""
-    rest += "the special tokens"
-    problem = f"{max_seq_length} leaves {count(max(0, tokens), 'token')} of a text after {rest}, fewer than "
-    remedy = f"raise it to {max_seq_length + doc_stride - tokens}, or lower the others"
-    return f"{problem}doc_stride ({doc_stride})", remedy
 
 
 class TaskSettings(FinetuneSettings):

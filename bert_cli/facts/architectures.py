@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, SerializeAsAny, ValidationInfo
-from pydantic.fields import FieldInfo
+from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
-from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.bert import BertConfig, fields_of
 from bert_cli.facts.groupbert import GroupBertConfig
 from bert_cli.facts.heads import LAST_BLOCKS, Block, Head
 from bert_cli.facts.modernbert import BLOCKS, ModernBertConfig
@@ -165,17 +164,6 @@ def shape_of(values: Mapping[str, Any], context: object = None) -> BertConfig:
         problem = f"has no effect with architecture {name!r}"
         raise SettingError(field, problem, "leave it out or change architecture")
     return shape.model_validate(values, context=context)
-
-
-def fields_of(group: type[BaseModel]) -> Mapping[str, FieldInfo]:
-    """Return the fields of a group of settings; for the shape of a model the fields of all architectures."""
-    if not issubclass(group, BertConfig):
-        return group.model_fields
-    fields = dict(BertConfig.model_fields)
-    for architecture in ARCHITECTURES.values():
-        for name, about in architecture.shape.model_fields.items():
-            fields.setdefault(name, about)
-    return fields
 
 
 def _validate(value: object, info: ValidationInfo) -> Any:

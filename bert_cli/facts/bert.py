@@ -3,10 +3,11 @@
 `BertConfig` is the shape of BERT, and the base class of the shapes of other architectures, each in a file of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
-from pydantic import PositiveFloat
+from pydantic import BaseModel, PositiveFloat
+from pydantic.fields import FieldInfo
 
 from bert_cli.facts.products import Product
 from bert_cli.files import JSONObject
@@ -133,3 +134,12 @@ class BertConfig(Settings):
             if size % number:
                 problem = f"{number} does not divide {of} ({size})"
                 raise SettingError(name, problem, "choose a number that does")
+
+
+def fields_of(group: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Return the fields of a group of settings; for the shape of a model the fields of all architectures."""
+    fields = dict(group.model_fields)
+    for shape in BertConfig.__subclasses__() if group is BertConfig else ():
+        for name, about in shape.model_fields.items():
+            fields.setdefault(name, about)
+    return fields

@@ -6,11 +6,13 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import DeviceError
-from bert_cli.parallel.cluster import Processes
+
+if TYPE_CHECKING:  # loads psutil
+    from bert_cli.parallel.cluster import Processes
 
 T = TypeVar("T")
 CPUINFO = Path("/proc/cpuinfo")
@@ -54,7 +56,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
     return [str(number) for number in range(len(re.findall(b"^GPU ", done.stdout, re.MULTILINE)))]
 
 
-def device_memory(kind: str, processes: Processes) -> int:
+def device_memory(kind: str, processes: "Processes") -> int:
     """Return the bytes of the smallest visible GPU, from its driver, or a process' part of this host's memory."""
     if kind == "CPU":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -71,7 +73,7 @@ def device_memory(kind: str, processes: Processes) -> int:
         raise DeviceError("nvidia-smi", problem, remedy) from error
 
 
-def part_of_gpus(gpus: list[T], processes: Processes) -> list[T]:
+def part_of_gpus(gpus: list[T], processes: "Processes") -> list[T]:
     """Return the GPUs that a process may use: all visible ones, or a part where its host's processes see all."""
     count = len(processes.local_ranks)
     variables = os.environ

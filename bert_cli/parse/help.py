@@ -84,7 +84,7 @@ def add_help(
     paragraphs = purpose_of(settings).split("\n\n")
     parser.description = "\n\n".join(textwrap.fill(text, _width()) for text in paragraphs)
     for section in sections:
-        about = textwrap.fill(section.about, _width() - 2) or None
+        about = textwrap.fill(section.describe(), _width() - 2) or None
         group = parser.add_argument_group(section.title, about)
         for option in section.options:
             _add_to_help(group, option)
@@ -99,7 +99,7 @@ def add_help(
 
 
 def _add_to_help(group: argparse._ArgumentGroup, option: Option) -> None:
-    text = option.text.replace("%", "%%")
+    text = option.describe().replace("%", "%%")
     is_too_wide = len("  " + ", ".join([*option.flags, option.takes])) > _width()
     if option.flags and not option.takes:
         flags = option.flags[:1] if is_too_wide else option.flags

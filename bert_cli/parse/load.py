@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from bert_cli.errors import ConfigError, combine, nearest, redact
-from bert_cli.facts.architectures import fields_of
+from bert_cli.facts.bert import fields_of
 from bert_cli.files import OWN_CHECKSUM, JSONObject, check_format, read_json
 from bert_cli.parse.help import help_text
 from bert_cli.parse.old_names import adapt, our_name, why_no_effect

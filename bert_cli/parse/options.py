@@ -4,14 +4,16 @@ The docstring of a field is the text of its option, the class that declares the 
 its type says what the option takes. pydantic validates the values.
 """
 
+import ast
 import csv
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import takewhile
+from functools import cache, partial
+from itertools import pairwise, takewhile
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -20,7 +22,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bert_cli.errors import ConfigError, combine, did_you_mean
-from bert_cli.facts.architectures import fields_of
+from bert_cli.facts.bert import fields_of
 from bert_cli.files import JSONObject, json_with_unique_keys
 from bert_cli.parse.old_names import FALSE, NO_SETTINGS, TRUE, our_name
 from bert_cli.parse.removed import why_unknown
@@ -49,8 +51,8 @@ class Option:
     takes: str
     """The placeholder of the value, such as INT or {a,b}; empty for a switch."""
     choices: tuple[str, ...] = ()
-    text: str
-    """The help text, with the default."""
+    describe: Callable[[], str]
+    """Returns the help text, with the default; `--help` alone needs it."""
     is_path: bool = False
     is_required: bool = False
     is_list: bool = False
@@ -67,7 +69,7 @@ class Section:
     """Options under one heading."""
 
     title: str
-    about: str = ""
+    describe: Callable[[], str] = str
     options: list[Option] = field(default_factory=list)
 
 
@@ -85,7 +87,7 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
         if HIDDEN in about.metadata:
             continue
         if group_of(about.annotation):
-            groups += _group(name, about, about.default, True)
+            groups += _group(settings, name, about, about.default, True)
             continue
         owner = next(kind for kind in settings.__mro__ if name in kind.__annotations__)
         if POSITIONAL in about.metadata:
@@ -101,7 +103,7 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
             if not example:
                 title = re.split(r"[.:;]", _one_line(owner.__doc__))[0]
             options = inherited.setdefault(title, [])
-        options.append(_option(name, about, None, True))
+        options.append(_option(settings, name, about, None, True))
     # The fields of base classes come first in a class, and their options last.
     titled = [
         ("arguments", arguments),
@@ -117,16 +119,24 @@ def options_of(settings: type[BaseModel]) -> list[Option]:
     return [option for section in sections_of(settings, "") for option in section.options]
 
 
-CONFIG_TEXT = "JSON file with settings: a path, or the name of a shipped config. Flags override it."
 CONFIG = Option(
-    flags=("--config",), name="config", takes="FILE", text=CONFIG_TEXT, is_path=True, is_usual=True
+    flags=("--config",),
+    name="config",
+    takes="FILE",
+    describe=lambda: (
+        "JSON file with settings: a path, or the name of a shipped config. Flags override it."
+    ),
+    is_path=True,
+    is_usual=True,
 )
 LOG_LEVEL = Option(
     flags=("--log-level",),
     name="log_level",
     takes="{" + ",".join(LOG_LEVELS) + "}",
     choices=LOG_LEVELS,
-    text="Show the log messages of TensorFlow and other libraries from this level on; by default none.",
+    describe=lambda: (
+        "Show the log messages of TensorFlow and other libraries from this level on; by default none."
+    ),
 )
 
 
@@ -141,9 +151,12 @@ def purpose_of(settings: type[BaseModel]) -> str:
     return inspect.cleandoc(settings.__doc__ or "").partition("Example:")[0].strip()
 
 
-def _group(path: str, about: FieldInfo, default: object, required: bool) -> list[Section]:
+def _group(
+    owner: type[BaseModel], path: str, about: FieldInfo, default: object, required: bool
+) -> list[Section]:
     """Return the section of a group, and those of the groups in it; `default` has the command's values of the group."""
-    section = Section(path.replace("_", "-"), _one_line(about.description))
+    name = path.rpartition(".")[2]
+    section = Section(path.replace("_", "-"), partial(text_of, owner, name, about))
     kind = group_of(about.annotation)
     assert kind is not None
     below = []
@@ -154,14 +167,16 @@ def _group(path: str, about: FieldInfo, default: object, required: bool) -> list
         if HIDDEN in inner.metadata:
             continue
         if group_of(inner.annotation):
-            below += _group(where, inner, getattr(default, name, None), required)
+            below += _group(kind, where, inner, getattr(default, name, None), required)
         else:
-            section.options.append(_option(where, inner, default, required))
+            section.options.append(_option(kind, where, inner, default, required))
     return [section, *below]
 
 
-def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool) -> Option:
-    """Describe one setting; `group` has the command's defaults for the group of the setting."""
+def _option(
+    owner: type[BaseModel], path: str, about: FieldInfo, group: BaseModel | None, required: bool
+) -> Option:
+    """Describe a setting of `owner`; `group` has the command's defaults for the group of the setting."""
     name = path.rpartition(".")[2]
     path = path.removesuffix(name) + (about.alias or name)
     kinds = kinds_of(about.annotation)
@@ -179,17 +194,17 @@ def _option(path: str, about: FieldInfo, group: BaseModel | None, required: bool
         default = "yes" if default else "no"
     elif isinstance(default, list):
         default = ",".join(map(str, default))
-    text = _one_line(about.description)
+    ending = ""
     if required and not positional:
-        text += " (required)"
+        ending = " (required)"
     elif default not in (None, ""):
-        text += f" (default: {default})"
+        ending = f" (default: {default})"
     return Option(
         flags=() if positional else flags,
         name=path,
         takes=path.replace("_", "-").upper() if positional else takes,
         choices=tuple(map(str, get_args(kinds[0]))) if is_choice else (),
-        text=text,
+        describe=lambda: text_of(owner, name, about) + ending,
         is_path=is_path(about),
         is_required=required,
         is_list=any(get_origin(kind) is list for kind in kinds),
@@ -215,6 +230,27 @@ def _takes(kinds: Sequence[Any], names_a_path: bool) -> str:
             word = f"{{{choices}}}" if "," in choices else choices
         words.append("PATH" if names_a_path and word == "TEXT" else word)
     return "|".join(dict.fromkeys(words))
+
+
+def text_of(owner: type[BaseModel], name: str, about: FieldInfo) -> str:
+    """Return what a setting does: its docstring in the class, in one that it inherits, or in one that inherits it."""
+    kinds = (*owner.__mro__, *owner.__subclasses__())
+    texts = (_docstrings(kind.__module__).get((kind.__name__, name)) for kind in kinds)
+    return _one_line(about.description or next(filter(None, texts), ""))
+
+
+@cache
+def _docstrings(module: str) -> Mapping[tuple[str, str], str]:
+    """Return the docstrings of all fields in a module, by class and field. pydantic would read them at each start."""
+    if not module.startswith("bert_cli."):
+        return {}
+    classes = ast.parse(inspect.getsource(sys.modules[module])).body
+    pairs = ((kind, *pair) for kind in classes for pair in pairwise(getattr(kind, "body", ())))
+    return {
+        (kind.name, field.target.id): text.value.value
+        for kind, field, text in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
 
 
 def _one_line(text: str | None) -> str:

@@ -7,10 +7,13 @@ import math
 import zlib
 from bisect import bisect_right
 from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
 
-from bert_cli.config.training import GlobalBatch, TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.text import count
+
+if TYPE_CHECKING:  # settings of training, which predictions do without
+    from bert_cli.config.training import GlobalBatch, TrainSettings
 
 MOST_EXAMPLES = 1 << 53  # above, a number of examples is not exact in float64
 MOST_SIZES = 16  # of a batch that grows: JAX compiles the step for each
@@ -103,7 +106,7 @@ class Plan:
 
 
 def make_plan(
-    order: TrainSettings, corpus_examples: int | None, sequences_per_example: float = 1.0
+    order: "TrainSettings", corpus_examples: int | None, sequences_per_example: float = 1.0
 ) -> Plan:
     """Return the plan of a run on a corpus of this size (None: synthetic examples), rounded up to full steps.
 
@@ -152,7 +155,7 @@ def make_plan(
 
 
 def _segments(
-    batch: GlobalBatch, samples: int, sequences_per_example: float
+    batch: "GlobalBatch", samples: int, sequences_per_example: float
 ) -> tuple[tuple[Segment, ...], int]:
     """Return the segments of a run that reads so many sequences, and its number of steps.
 

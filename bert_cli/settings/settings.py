@@ -60,7 +60,10 @@ class Settings(BaseModel):
     """Frozen settings that refuse unknown keys and infinity; the docstring of a field is its help text."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        defer_build=True,  # most classes of a command's imports are never used by it
     )
 
     NEEDS: ClassVar[Needs] = {}
@@ -72,11 +75,10 @@ class Settings(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: object) -> None:
-        """Keep the markers of a setting that a class declares again, and its text unless the class has another."""
+        """Keep the markers of a setting that a class declares again."""
         for name, about in cls.model_fields.items():
             for base in cls.__mro__[1:]:
                 declared = getattr(base, "model_fields", {}).get(name, about)
-                about.description = about.description or declared.description
                 for marker in declared.metadata:
                     if isinstance(marker, str) and marker not in about.metadata:
                         about.metadata.append(marker)

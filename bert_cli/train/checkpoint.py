@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import ml_dtypes  # noqa: F401  # by which NumPy knows bfloat16
 import numpy as np
@@ -46,9 +46,11 @@ from bert_cli.files import (
     write_json_atomically,
 )
 from bert_cli.optim.schedule import LossScale
-from bert_cli.parallel.engine import Value
 from bert_cli.train import card
-from bert_cli.train.loop import State, StateCopy
+
+if TYPE_CHECKING:  # parts of a run, which a prediction does without
+    from bert_cli.parallel.engine import Value
+    from bert_cli.train.loop import State, StateCopy
 
 SETTINGS = "settings.json"
 METRICS = "metrics.jsonl"
@@ -225,7 +227,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def save(
-    folder: Path, state: StateCopy, form: Format, *, fixed: JSONObject, settings: JSONObject
+    folder: Path, state: "StateCopy", form: Format, *, fixed: JSONObject, settings: JSONObject
 ) -> Path:
     """Write the state as `folder/step_XXXXXXXX` and return that path.
 
@@ -262,7 +264,7 @@ def save(
     return path
 
 
-def _write_model(partial: Path, state: StateCopy, form: Format, record: JSONObject) -> None:
+def _write_model(partial: Path, state: "StateCopy", form: Format, record: JSONObject) -> None:
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     weights = form.to_disk(state.weights)
     for file, tensors in ((MODEL, weights), (OPTIMIZER, state.slots)):
@@ -346,7 +348,7 @@ def _remove(path: Path) -> str:
 
 def resume(
     saved: Saved,
-    state: State,
+    state: "State",
     form: Format,
     fixed: JSONObject,
     settings: JSONObject | None = None,
@@ -407,7 +409,7 @@ def read_tensors(path: Path) -> dict[str, Array]:
     return tensors
 
 
-def _assign(targets: Mapping[str, Value], values: Tensors, path: Path, dtype: str) -> None:
+def _assign(targets: Mapping[str, "Value"], values: Tensors, path: Path, dtype: str) -> None:
     missing = sorted({*targets} - {*values})
     extra = sorted({*values} - {*targets})
     if missing or extra:

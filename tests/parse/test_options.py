@@ -73,6 +73,6 @@ def test_help_of_a_run_lists_the_usual_settings_and_names_the_flag_that_lists_al
 
 
 def test_the_help_has_no_default_for_a_value_that_follows_from_others():
-    texts = {name: option.text for name, option in options("tokenize").items()}
+    texts = {name: option.describe() for name, option in options("tokenize").items()}
     assert texts["mask_tokens"].endswith("rounded up.")
     assert "(default: 0.15)" in texts["masked_lm_prob"]

@@ -17,7 +17,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel
 
 from bert_cli.arrays import Array, Bools, Floats, Ints32, Ints64
-from bert_cli.config.finetune import QUESTION_SPECIALS, window_error
 from bert_cli.data.finetune.features import (
     Arrays,
     Features,
@@ -31,6 +30,7 @@ from bert_cli.data.finetune.features import (
 from bert_cli.data.finetune.squad import Answer, Question, best_score, gold_of, remark_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.facts.windows import QUESTION_SPECIALS, window_error
 from bert_cli.files import read_json
 from bert_cli.settings.numbers import Positive
 

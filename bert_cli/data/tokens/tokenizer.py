@@ -232,9 +232,13 @@ class TextTokenizer:
     library: "Tokenizer"
     special: SpecialIds
     pieces: tuple[str, ...]  # by id
-    fingerprint: str  # of everything that decides how text is split
     notation: Notation = WORDPIECE
     mask_takes_space: bool = False  # whether the spaces before a [MASK] belong to it
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of everything that decides how text is split."""
+        return hashlib.sha256(self.library.to_str().encode()).hexdigest()
 
     @cached_property
     def with_masks(self) -> "Tokenizer":
@@ -306,16 +310,17 @@ class TokenizerFolder:
         if notation is UNIGRAM:
             ids = {piece.removeprefix(" "): number for piece, number in ids.items()}
         _check_special(f"{folder} (tokenizer)", ids, self.special_tokens)
-        by_id = {number: piece for piece, number in ids.items()}
-        if (last := max(by_id)) >= 2 * len(by_id):
-            where = f"{folder} (tokenizer, id {last} of {by_id[last]!r})"
-            raise DataError(where, f"is too large for its {len(by_id):,} pieces", COPY_AGAIN)
-        pieces = tuple(by_id.get(number, "") for number in range(1 + last))
+        last_piece, last = max(ids.items(), key=itemgetter(1))
+        if last >= 2 * len(ids):
+            where = f"{folder} (tokenizer, id {last} of {last_piece!r})"
+            raise DataError(where, f"is too large for its {len(ids):,} pieces", COPY_AGAIN)
+        pieces = [""] * (1 + last)
+        for piece, number in ids.items():
+            pieces[number] = piece
         special = SpecialIds(*(ids[token] for token in self.special_tokens))
-        digest = hashlib.sha256(library.to_str().encode()).hexdigest()
         mask = self.special_tokens[-1]
         takes_space = any(token.content == mask and token.lstrip for token in self.listed_tokens)
-        return TextTokenizer(library, special, pieces, digest, notation, takes_space)
+        return TextTokenizer(library, special, tuple(pieces), notation, takes_space)
 
     @cached_property
     def special_tokens(self) -> Sequence[str]:

@@ -11,12 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bert_cli.arrays import Ints32
-from bert_cli.config.finetune import (
-    ANSWER_LENGTH,
-    DOC_STRIDE,
-    QUERY_LENGTH,
-    QUESTION_SPECIALS,
-)
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import conll, squad_windows
 from bert_cli.data.finetune.features import Features
@@ -25,6 +19,7 @@ from bert_cli.data.finetune.squad import Question
 from bert_cli.data.tokens.tokenizer import MASK
 from bert_cli.errors import DataError
 from bert_cli.facts.heads import heads
+from bert_cli.facts.windows import ANSWER_LENGTH, DOC_STRIDE, QUERY_LENGTH, QUESTION_SPECIALS
 from bert_cli.files import JSONObject
 from bert_cli.processes import print_error
 from bert_cli.tasks.model import models

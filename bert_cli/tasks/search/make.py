@@ -26,7 +26,7 @@ from bert_cli.data.search.passages import (
 from bert_cli.data.text import preprocess
 from bert_cli.errors import DataError
 from bert_cli.processes import print_line
-from bert_cli.tasks.search.opened import Model, model_of
+from bert_cli.tasks.search.vectors import Model, model_of
 from bert_cli.text import count, format_duration
 
 AT_ONCE = 512  # passages whose vectors are computed, and committed, together

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_cli.config.finetune import window_error
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.glue import TASKS
@@ -20,6 +19,7 @@ from bert_cli.data.io.rows import Rows, check_columns, check_text, json_rows, li
 from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.heads import SEQUENCE_CLASSIFICATION
+from bert_cli.facts.windows import window_error
 from bert_cli.parse.load import changed
 from bert_cli.processes import print_error
 from bert_cli.tasks.model import models, opened, runtimes

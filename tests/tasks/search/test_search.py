@@ -33,7 +33,7 @@ from bert_cli.errors import CheckpointError, DataError
 from bert_cli.statistics import interval, mean_of
 from bert_cli.tasks.model.runtimes import FEW
 from bert_cli.tasks.search import make, score
-from bert_cli.tasks.search.opened import Model
+from bert_cli.tasks.search.vectors import Model
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
 MANUALS = {
