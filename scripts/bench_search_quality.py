@@ -89,9 +89,9 @@ def ours(
 ) -> Any:
     """Return nDCG@10 of each question [n]."""
     from bert_cli.data.search import words
-    from bert_cli.tasks.search.score import metrics_of
+    from bert_cli.tasks.search.score import metrics_of, owners
 
-    owner, _ = index.owners()
+    owner, _ = owners(index)
     gains = []
     for (question, right), meaning in zip(relevant.items(), meanings, strict=True):
         (scores,) = index.scores(words.parse(question), [weight], meaning)
@@ -117,9 +117,9 @@ def theirs(
     import Stemmer
 
     from bert_cli.data.search.ranking import combined
-    from bert_cli.tasks.search.score import metrics_of
+    from bert_cli.tasks.search.score import metrics_of, owners
 
-    owner, _ = index.owners()
+    owner, _ = owners(index)
     texts = [text for (text,) in index.table.execute("SELECT text FROM passages ORDER BY id")]
     has_vectors = bool(meanings[0].cosines.size)
     for name, stemmer in (("bm25s", None), ("bm25s, stemmer", Stemmer.Stemmer(language))):
