@@ -127,7 +127,8 @@ class Features:
         inside = np.arange(sequence_length) < self.lengths[numbers, None]
         index = (self.starts[numbers, None] + np.arange(sequence_length))[inside]
         columns: Batch = {}
-        flat = {"input_ids": self.tokens, "segment_ids": self.segments, **self.position_labels}
+        flat: dict[str, Array] = {"input_ids": self.tokens, "segment_ids": self.segments}
+        flat |= self.position_labels
         for name, column in flat.items():
             dtype = np.float32 if column.dtype.kind == "f" else np.int32
             columns[name] = np.zeros((*inside.shape, *column.shape[1:]), dtype)
