@@ -100,7 +100,7 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
             sent |= {"passage": request.query_params.get("passage")} if is_file else {}
             answering = asyncio.get_running_loop().run_in_executor(worker, call, sent)
             try:
-                row = await answering
+                row: Any = await answering
                 return sent_file(*row) if is_file else JSONResponse(row)
             except ConfigError as mistake:
                 return refused(400, str(mistake))
