@@ -168,4 +168,5 @@ def _data(settings: JSONObject, epoch_size: int | None) -> str:
     corpora = [corpus for corpora in lists for corpus in corpora if corpus]
     paths = [corpus["path"] if isinstance(corpus, dict) else corpus for corpus in corpora]
     names = ", ".join(dict.fromkeys(PurePath(path).name for path in paths))
-    return f"{names}, {epoch_size:,} examples" if epoch_size else names
+    unit = "pairs of its texts" if settings.get("few") else "examples"
+    return f"{names}, {epoch_size:,} {unit}" if epoch_size else names

@@ -130,7 +130,7 @@ def report_joined_lines(
     command: str,
     parts: Sequence[files.Part],
     reading: files.Reading,
-    remedy: str = "to keep them, use the output of `bert preprocess --line-breaks keep`",
+    remedy: str = "to keep the lines, use the output of `bert preprocess --line-breaks keep`",
 ) -> None:
     """Print how many files have hard line breaks, and how to keep them; warn of lines that cannot be joined."""
     of_all = f"of {len(parts):,} files"
@@ -148,8 +148,7 @@ def report_joined_lines(
         if reading.documents != "files":
             ends = f"a blank line still ends a document; add --documents files if {ends}"
     print_line(
-        f"{command}: {len(wrapped):,} {of_all}, as {wrapped[0].path}, have hard line breaks; the lines of each "
-        f"paragraph are joined ({ends}; {remedy})"
+        f"{command}: joined the wrapped lines of {len(wrapped):,} {of_all}, as {wrapped[0].path} ({ends}; {remedy})"
     )
 
 

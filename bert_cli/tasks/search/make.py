@@ -30,6 +30,7 @@ from bert_cli.tasks.search.vectors import Model, model_of
 from bert_cli.text import count, format_duration
 
 AT_ONCE = 512  # passages whose vectors are computed, and committed, together
+LINE_SECONDS = 60.0  # between two lines of the progress, at most
 SAMPLE = 128  # passages whose tokens show the axes, among all
 
 
@@ -163,7 +164,9 @@ def _embed(index: Index, model: Model, has_tokens: bool) -> None:
     done = first = 0
     begun = 0.0
     left = ""
-    while batch := numbers[done : done + min(AT_ONCE, SAMPLE + done)]:
+    size = min(AT_ONCE, SAMPLE)
+    while batch := numbers[done : done + size]:
+        started = time.monotonic()
         vectors = model(index.texts(batch), done, missing)
         with index.changing():
             if has_tokens and index.axes is None:
@@ -177,3 +180,5 @@ def _embed(index: Index, model: Model, has_tokens: bool) -> None:
             first = done  # their time is that of loading the model
             begun = time.monotonic()
         print_line(f"search: {done:,} of {missing:,} vectors{left}")
+        in_time = int(len(batch) * LINE_SECONDS / (time.monotonic() - started))
+        size = max(1, min(AT_ONCE, SAMPLE + done, in_time))

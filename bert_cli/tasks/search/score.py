@@ -152,10 +152,10 @@ def choose_weight(index: Index, gains: Floats64, groups: Ints64) -> str:
     )
     if WEIGHTS[best] == before:
         return f"{evidence}the best weight is {before}; the index has it"
-    return (
-        f"{evidence}{count(len(confirming), 'other question')}: {WEIGHTS[best]} scores {gain:.3f} more than {before}, "
-        f"which {'confirms' if is_better else 'does not confirm'} it; the index has weight {index.weight}"
-    )
+    verdict = f"was not clearly better than {before} ({gain:.3f}): the weight stays {before}"
+    if is_better:
+        verdict = f"was {gain:.3f} better than {before}: the index now has weight {WEIGHTS[best]}"
+    return f"{evidence}on the {count(len(confirming), 'other question')}, {WEIGHTS[best]} {verdict}"
 
 
 def owners(index: Index) -> tuple[Ints64, list[tuple[int, Sequence[str]]]]:

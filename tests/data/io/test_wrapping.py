@@ -84,7 +84,7 @@ def test_wrapped_text_has_the_sentences_of_the_unwrapped(tmp_path, wrapper, sepa
     (tmp_path / "plain.txt").write_text(separator.join(PARAGRAPHS))
     (tmp_path / "wrapped.txt").write_text(separator.join(map(WRAPPERS[wrapper], PARAGRAPHS)))
     expected = sentences(tmp_path / "plain.txt", tmp_path / "a")
-    assert "hard line breaks" not in capsys.readouterr().out
+    assert "joined the wrapped lines" not in capsys.readouterr().out
     joined = sentences(tmp_path / "wrapped.txt", tmp_path / "b")
     assert "1 of 1 files, as " in capsys.readouterr().out
     kept = sentences(tmp_path / "wrapped.txt", tmp_path / "c", line_breaks="keep")
@@ -270,7 +270,7 @@ def test_lines_that_cannot_be_joined_are_named(tmp_path, capsys):
         (tmp_path / name).write_text(text)
         sentences(tmp_path / name, tmp_path / f"{name}.out", sentence_splitter="lines")
         printed = capsys.readouterr()
-        assert "hard line breaks" not in printed.out
+        assert "joined the wrapped lines" not in printed.out
         assert re.search(problem, printed.err)
     assert has_two_columns(columns) and not has_two_columns(MANUAL)
     lines = textwrap.wrap("The keeper winds the clock of the tower once in a night. " * 4, 44)[:4]

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -75,14 +76,25 @@ def test_a_question_is_answered_with_title_and_place(manuals, capsys):
     assert "with --model also by their meaning" in out
     assert main(["search", "ask", "index", "How do I mount a disk?", "--top", "1"]) == 0
     assert capsys.readouterr().out == (
-        "1. MOUNT (manuals/mount.txt, characters 0-51 of its text)\n"
-        "MOUNT\nThe command mounts a disk. It needs a folder.\n\n"
+        "1. MOUNT (manuals/mount.txt:1)\nMOUNT\nThe command mounts a disk. It needs a folder.\n\n"
     )
+    # Joined lines, a passage without its lines in the file, and a file that is gone.
+    line = "A zebra needs a stable, and hay of the last summer, which the\n  keeper brings in.\n"
+    write(manuals, {"zoo.md": f"# Zoo\r\n\r\n{line * 9}\r\n"})
+    (manuals / "rows.jsonl").write_text(json.dumps({"text": "Zebras\nneed a groom."}))
+    assert main(["search", "make", "index", "manuals"]) == 0
+    for asked, end in (("zebra stable", "zoo.md:1)"), ("groom", "rows.jsonl, characters 0-")):
+        capsys.readouterr()
+        assert main(["search", "ask", "index", asked, "--top", "1"]) == 0
+        assert f" (manuals/{end}" in capsys.readouterr().out
+    (manuals / "zoo.md").unlink()
+    assert main(["search", "ask", "index", "zebra stable", "--top", "1"]) == 0
+    assert " (manuals/zoo.md, characters " in capsys.readouterr().out
     assert main(["search", "ask", "index", "bad film", "--json", "-"]) == 0
     (hit,) = json.loads(capsys.readouterr().out)
     assert (hit["document"], hit["start"]) == ("notes.jsonl:2", 0)
     assert [hit["text"][a:b] for a, b in hit["words"]] == ["film", "bad"]
-    assert main(["search", "ask", "index", "zebra"]) == 0
+    assert main(["search", "ask", "index", "quagga"]) == 0
     assert capsys.readouterr().out == "No passage has a word or a phrase of the question.\n"
 
 
@@ -192,7 +204,10 @@ def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypa
     assert "MOUNT" in captured.out
     assert main(["search", "ask", "index", "a disk", "--meaning"]) == 2
     monkeypatch.setattr(Model, "__call__", original)
+    monkeypatch.setattr(make, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(make, "SAMPLE", 1)
     assert main(words[:4]) == 0  # the model of the index
+    assert len(re.findall(r"search: \d+ of \d+ vectors", capsys.readouterr().out)) == total - 2
     stored = {row[4]: np.frombuffer(row[5], np.int16) / SCALE for row in content("index")}
     texts = [text for text in stored if "\n" not in text]
     Path("texts.txt").write_text("\n".join(texts) + "\n")
@@ -315,26 +330,26 @@ def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals
     noise = random.uniform(0, 0.1, size=(80, 1))
     better = noise + np.array([[0.1 * min(n, 8) for n in range(11)]])  # 0.8 and more
     text = score.choose_weight(index, better, groups)
-    assert index.weight == 0.8 and "confirms it; the index has weight 0.8" in text
+    assert index.weight == 0.8 and "the index now has weight 0.8" in text
     assert "0.0 0.0" in text
-    assert "other questions: 0.8 scores 0.200 [0.200, 0.200] more than 0.6" in text
+    assert "other questions, 0.8 was 0.200 [0.200, 0.200] better than 0.6" in text
     chance = np.random.default_rng(1).uniform(size=(80, 11))
     text = score.choose_weight(index, chance, groups)
-    assert index.weight == 0.8 and "does not confirm it; the index has weight 0.8" in text
+    assert index.weight == 0.8 and "the weight stays 0.8" in text
     text = score.choose_weight(index, noise - abs(np.arange(11) - 8), groups)
     assert text.endswith("the best weight is 0.8; the index has it")
     text = score.choose_weight(index, noise - abs(np.arange(11) - 5), groups)
-    assert index.weight == 0.5 and "confirms it; the index has weight 0.5" in text
+    assert index.weight == 0.5 and "the index now has weight 0.5" in text
     # The half that chooses likes 0.2, the others like 0.9, and more so.
     likes, strength = (np.where(chooses(groups), *each)[:, None] for each in ((2, 9), (1, 3)))
     text = score.choose_weight(index, -strength * abs(np.arange(11) - likes), groups)
     assert index.weight == 0.5
-    assert "0.2 scores -9.000 [" in text and "does not confirm" in text
+    assert "0.2 was not clearly better than 0.5 (-9.000 [" in text
     # Many questions about each document are no more proof than one.
     gains = np.zeros((1200, 11))
     gains[:, 7] = np.repeat(np.random.default_rng(2).normal(0.2, 1, 40), 30)
     text = score.choose_weight(index, gains, np.repeat(np.arange(40), 30))
-    assert "0.7 scores 0." in text and "does not confirm it" in text
+    assert "0.7 was not clearly better than 0.5 (0." in text
     text = score.choose_weight(index, better[:20], groups[:20])
     assert "about at least 20 documents, 10 in each half; yours name 5 and 5" in text
 
