@@ -34,13 +34,16 @@ class InitSettings(
         --for search
     """
 
-    NEEDS = {"hours": ("goal", "labels", "fill-mask")}
+    NEEDS = dict.fromkeys(("hours", "speed"), ("goal", "labels", "fill-mask"))
 
     start: PathOrName | None = Field(None, alias="from")
     """Model to continue, or to search with: a run, a checkpoint, a Hugging Face folder or a name on its hub. By default
     a new model is trained."""
     hours: PositiveFloat = 8.0
     """Hours that all its commands may take on this machine."""
+    speed: PositiveFloat | None = None
+    """Examples that the machine trains in a second, as an earlier `bert init` printed them; by default it is measured,
+    which a busy machine makes too low."""
     goal: Literal["search", "labels", "fill-mask"] = Field("fill-mask", alias="for")
     """Purpose of the model: `search` makes an index with the model of --from as published; your own `labels`, or
     `fill-mask`, a base for every other task, train one."""

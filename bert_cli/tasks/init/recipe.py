@@ -105,6 +105,8 @@ class Recipe:
     config: JSONObject = field(default_factory=dict)  # of `bert pretrain`
     rows: list[tuple[str, str, str]] = field(default_factory=list)  # what, value, reason
     warnings: list[str] = field(default_factory=list)
+    refusal: ConfigError | None = None
+    """Why it cannot be trained in the hours; the rest is then the shortest training."""
 
     def add_row(self, rule: str, value: str) -> None:
         """Add the value of a rule, with its source as the reason."""
@@ -114,7 +116,7 @@ class Recipe:
 def choose(
     text: TextFacts, machine: Machine, start: Start | None, hours: float, out: Path
 ) -> Recipe:
-    """Return the recipe. Raises ConfigError for hours too short to learn anything."""
+    """Return the recipe, which has a refusal for hours too short to learn anything."""
     seconds = 3600 * hours * USABLE
     warnings: list[str] = []
     if start is None:
@@ -129,7 +131,9 @@ def choose(
     chosen = Recipe(text, machine, start, out, name, model, warnings=warnings)
     _add_masked_lm(chosen, seconds, rate)
     times = dict.fromkeys(hours_of(factor * chosen.seconds) for factor in machine.spread)
-    reason = "measured on this machine just now; a busy machine is slower"
+    reason = "by the fastest and the slowest step just now; a busy machine is slower"
+    if machine.spread[1] * chosen.seconds > 3600 * hours:
+        reason += "; the second is more than --hours, which end no run"
     if chosen.seconds < LITTLE_TIME * seconds:
         reason += "; the text is small: more text would use more of the time"
     chosen.rows.append(("time", " to ".join(times), reason))
@@ -232,11 +236,17 @@ def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> tuple[
     if fitting < min(LEAST_EXAMPLES, records * complete):
         needed = LEAST_EXAMPLES * each / USABLE / 3600
         problem = f"is time for {fitting:,.0f} examples on this machine, too few to learn from"
-        remedy = f"use --hours {needed:.2g} or more, or a smaller model"
-        raise ConfigError("hours (--hours)", problem, remedy)
+        remedy = f"use --hours {math.ceil(10 * needed) / 10:g} or more"
+        if chosen.start is not None:
+            remedy += ", or --from a smaller model"
+        remedy += "; if the machine was busy, start again or pass --speed with its examples/s"
+        chosen.refusal = ConfigError("hours (--hours)", problem, remedy)
+        fitting = min(LEAST_EXAMPLES, records * complete)
     epochs = min(float(complete), float(f"{fitting / records:.2g}"))
     # A new model without a warning reads enough tokens, in few epochs of much text too.
-    if epochs < (LITTLE_TIME * complete if chosen.start or chosen.warnings else 1):
+    if chosen.refusal is None and epochs < (
+        LITTLE_TIME * complete if chosen.start or chosen.warnings else 1
+    ):
         hours = seconds / USABLE / 3600
         needed = complete * records * each / USABLE / 3600
         problem = f"--hours {float(f'{hours:.3g}'):g} is enough for {epochs:g} of {complete} epochs"

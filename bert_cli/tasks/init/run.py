@@ -76,12 +76,15 @@ def run(settings: InitSettings) -> None:
         warnings = recipe.unknown_words(facts, model) if model else []
         choice = "\n".join([*(f"warning: {problem}" for problem in warnings), AS_PUBLISHED])
     else:
-        print_line("init: timing this machine, about a minute, longer if it is busy")
+        if settings.speed is None:
+            print_line("init: timing this machine, about a minute, longer if it is busy")
         machine, described = measure(settings, facts, model)
         print_line(f"init: {described}")
         chosen = recipe.choose(facts, machine, model, settings.hours, settings.out)
         choice = report(chosen)
     print_line(choice)
+    if chosen is not None and chosen.refusal:
+        raise chosen.refusal
     if settings.dry_run:
         print_line("init: a dry run; nothing was written")
         return
@@ -205,6 +208,12 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
     if config is None:
         (name, *_), config = recipe.new_model(facts, machine, math.inf, [])
     length, predictions = recipe.length_for(facts, model)
+    flops = recipe.flops_of(config, length, predictions)
+    if settings.speed is not None:
+        described = (
+            f"{name} trains at {settings.speed:,.1f} examples/s of length {length} (--speed)"
+        )
+        return replace(machine, flops=flops * settings.speed), described
     batch = devices * recipe.MICRO_BATCH["CPU" if kind == "CPU" else "GPU"]
     trial = PretrainSettings(
         generated_dataset=True,
@@ -230,7 +239,7 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
     gc.collect()  # the weights of the engine that was measured
     median = statistics.median(times)
     low, high = machine.spread
-    rate = recipe.flops_of(config, length, predictions) / median
+    rate = flops / median
     spread = min(low, min(times) / median), max(high, max(times) / median)
     where = count(cpu_count(), "core") if kind == "CPU" else count(devices, kind)
     steps = f"{count(len(times), 'step')} of {batch} x {length}"

@@ -313,11 +313,30 @@ def test_the_step_that_compiles_is_not_measured(home, monkeypatch):
     assert layers < machine.flops / 8 < 1.3 * layers
 
 
+def test_a_known_speed_is_not_measured_and_too_few_hours_show_the_plan(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(train, "run_training", None)
+    words = ("soon", "--from", "model", "--speed", "2.5")
+    assert init(*words, "--hours", "0.001") == 2
+    said = capsys.readouterr()
+    assert "model trains at 2.5 examples/s of length 64 (--speed)" in said.out
+    assert "learning rate" in said.out and "timing this machine" not in said.out
+    assert "is time for 8 examples on this machine, too few to learn from" in said.err
+    assert (
+        "or --from a smaller model; if the machine was busy, start again or pass --speed"
+        in said.err
+    )
+    assert not (home / "soon").exists()
+    assert init(*words, "--hours", "8") == 0
+
+
 def test_the_lines_of_wrapped_text_are_joined(at_home, capsys):
     documents = [textwrap.fill(" ".join(SENTENCES[n : n + 12]), 60) for n in range(0, 360, 12)]
     (at_home / "wrapped.txt").write_text("\n\n".join(documents) + "\n")
     assert main(["init", "wrapped.txt", "wrapped", "--from", "model"]) == 0
-    assert "init: 1 of 1 files, as wrapped.txt, have hard line breaks" in capsys.readouterr().out
+    assert (
+        "init: joined the wrapped lines of 1 of 1 files, as wrapped.txt" in capsys.readouterr().out
+    )
     rows = lines_of(at_home / "wrapped/text/train.jsonl")
     assert len(rows) == 15 and not any("\n" in row["text"] for row in rows)
 

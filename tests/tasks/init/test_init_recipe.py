@@ -13,7 +13,6 @@ from support.settings import merged
 
 from bert_cli.config.init import InitSettings
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.tasks.init.recipe import TABLE, Machine, Start, TextFacts, choose
 from bert_cli.tasks.init.run import commands, search_commands
@@ -160,10 +159,16 @@ def test_a_run_that_uses_little_of_the_hours_has_the_reason():
     assert "more text" not in reason(megabytes=200.0, start=BASE)
 
 
-def test_hours_in_which_nothing_is_learnt_are_refused():
-    problem = r"hours \(--hours\): is time for .* examples on this machine.*use --hours"
-    with pytest.raises(ConfigError, match=problem):
-        pick(start=BASE, machine="2 cores", hours=0.01)
+def test_hours_in_which_nothing_is_learnt_are_refused_with_the_shortest_plan():
+    chosen = pick(start=BASE, machine="2 cores", hours=0.01)
+    problem = (
+        r"hours \(--hours\): is time for \d+ examples on this machine.*use --hours (\S+) or more"
+    )
+    hours = float(re.match(problem, str(chosen.refusal))[1])
+    (time,) = [(value, why) for name, value, why in chosen.rows if name == "time"]
+    assert "the second is more than --hours" in time[1]
+    assert pick(start=BASE, machine="2 cores", hours=hours).refusal is None
+    assert not any("--hours" in warning for warning in chosen.warnings)
 
 
 def test_new_pieces_are_added_where_words_are_split_into_many():
