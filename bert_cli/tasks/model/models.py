@@ -41,6 +41,8 @@ from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import Saved, best_checkpoint, complete_checkpoints
 
 KERAS = ("*.h5", "*.keras", "saved_model.pb")
+GRAPH = "model.onnx"
+EXPORTS = (GRAPH, "model.tflite")
 TF1_CONFIG = "bert_config.json"
 LARGE_FILES = (checkpoint.MODEL, checkpoint.OPTIMIZER)
 MODEL_FILES = (
@@ -131,12 +133,21 @@ class Source:
         """Return the name of the model's class in transformers."""
         return str(self.described["architectures"][0])
 
+    @property
+    def exported(self) -> Path | None:
+        """Return the file of an export for another runtime, if there is one instead of weights."""
+        files = () if self.weights.is_file() else map(self.folder.joinpath, EXPORTS)
+        return next(filter(Path.is_file, files), None)
+
     def read_weights(self) -> Tensors:
         """Return the weights of the files, by Hugging Face's names for a BERT."""
         return published.bert_tensors(read_weights(self.weights), self.stored)
 
     def tensors(self) -> Tensors:
         """Return all weights by Hugging Face's names. Raises CheckpointError if they cannot be read."""
+        if path := self.exported:
+            problem = "is an export, which only its runtime can run, and for its task alone"
+            raise CheckpointError(str(path), problem, "use the model that it was exported from")
         verify_checkpoint(self.folder, but=(checkpoint.OPTIMIZER,))
         tensors = dict(self.read_weights())
         if self.temperature != 1.0:
@@ -374,7 +385,8 @@ def _refuse_keras(path: Path) -> None:
         raise CheckpointError(
             str(files[0]),
             "is a Keras model, which cannot be read",
-            "load it in the program that wrote it and save a TensorFlow checkpoint with save_weights, or, for "
+            "use the model that it was exported from, or load it in the program that wrote it and save a TensorFlow "
+            "checkpoint with save_weights, or, for "
             "transformers' tf_model.h5, run "
             "AutoModelForPreTraining.from_pretrained(FOLDER, from_tf=True).save_pretrained(FOLDER) where "
             "transformers 4 and TensorFlow are installed",

@@ -20,12 +20,14 @@ from threadpoolctl import ThreadpoolController
 
 from bert_cli.arrays import Floats32
 from bert_cli.data.finetune.labels import softmax
+from bert_cli.errors import import_extra
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import GATHER, POOL, Head
 from bert_cli.files import file_crc32c
 from bert_cli.parallel.devices import visible_gpus
 from bert_cli.processes import cpu_count, print_error
 from bert_cli.tasks.model import models
+from bert_cli.tasks.model.models import GRAPH
 from bert_cli.tasks.model.opened import INPUTS, Columns, Opened, head_for, head_of, labels_of
 
 # Texts that a core computes together, so that what lies between two products fits into its cache.
@@ -36,7 +38,6 @@ ERF = tuple(
 # Texts that NumPy has answered before TensorFlow has: 52 ms each of a core with MiniLM, instead of 37 ms after 5 s.
 FEW = 300
 BESIDE = "onnx"  # folder of an export, in the folder of its model or of the model's run
-GRAPH = "model.onnx"
 # Beside a graph that agrees with its model: what the graph was made of, and its precision.
 MADE_FROM = "made_from.txt"
 ENCODER = ("embeddings.", "encoder.layer.")
@@ -74,6 +75,10 @@ class Light(Opened):
 
 def open_light(source: models.Source, task: str, texts: int | None) -> Light | None:
     """Return what answers so many texts without an engine; None if nothing does, or an engine is worth its start."""
+    if (path := source.exported) and path.name == GRAPH and _is_for(source, task):
+        import_extra("onnxruntime", "export", str(path))
+        run = partial(_outputs, run_graph(path))
+        return Light(source, (), (), head_for(source, task), f"ONNX Runtime ({path})", run)
     is_few = not visible_gpus(os.environ)
     if texts:
         is_few = texts <= FEW
@@ -231,13 +236,18 @@ def run_graph(path: Path) -> Graph:
     return run
 
 
+def _is_for(source: models.Source, task: str) -> bool:
+    """Return whether a graph of the model ends where the task reads it."""
+    trained = head_of(source)
+    return trained is not None and bool(trained.needs) == bool(head_for(source, task))
+
+
 def open_graph(source: models.Source, task: str) -> Light | None:
     """Return the graph beside a model; None if there is none that was made from its weights for this task."""
     head = head_for(source, task)
-    trained = head_of(source)
-    is_same = trained is not None and bool(trained.needs) == bool(head)
     # A graph scores words at all positions, not at the masks alone.
-    if not is_same or (head and head.fills_masks) or not importlib.util.find_spec("onnxruntime"):
+    is_slow = head is not None and head.fills_masks
+    if is_slow or not _is_for(source, task) or not importlib.util.find_spec("onnxruntime"):
         return None
     for folder in (source.folder / BESIDE, source.folder.parent / BESIDE):
         if (folder / MADE_FROM).is_file() and source.weights.is_file():
@@ -257,8 +267,11 @@ def made_of(source: models.Source) -> str:
     return f"{file_crc32c(source.weights)} {source.temperature}"
 
 
-def _outputs(run: Graph, columns: Columns) -> Floats32:
+def _outputs(run: Graph, columns: Columns) -> Any:
     outputs = run({name: columns[of] for name, of in INPUTS.items()})
     if "start_logits" in outputs:
         return np.stack([outputs["start_logits"], outputs["end_logits"]], -1)
-    return outputs["logits" if "logits" in outputs else "last_hidden_state"]
+    name = next(n for n in ("prediction_logits", "logits", "last_hidden_state") if n in outputs)
+    if "masked_lm_positions" not in columns:
+        return outputs[name]
+    return (np.take_along_axis(outputs[name], columns["masked_lm_positions"][:, :, None], 1),)

@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 from support.hf_models import MODELS, PIECES, SHAPE, change_weights, in_torch, need, opened
 from support.vectors import write_pooling
 
+import bert_cli
+from bert_cli.cli import main
 from bert_cli.config.use import ExportSettings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.parse.load import load
@@ -129,6 +131,22 @@ def test_each_format_gives_transformers_numbers(name, form, models, tmp_path, ca
     if form == "onnx":
         files = {path.name for path in (tmp_path / "out").iterdir()}
         assert files - {"modeling_groupbert.py"} == {*FILES, "model.onnx", "made_from.txt"}
+        if name == "question":
+            asked = ["--question", "where is the cat", "--context", "the cat sat in paris ."]
+            answers = []
+            for model in (models[name], tmp_path / "out"):
+                assert main(["predict", str(model), *asked]) == 0
+                printed = capsys.readouterr()
+                answers.append(json.loads(printed.out))
+            assert "by ONNX Runtime (" in printed.err
+            assert answers[1].pop("probability") == pytest.approx(answers[0].pop("probability"))
+            assert answers[0] == answers[1]
+            for words in (["--engine", "tensorflow", *asked], ["--task", "embed", "the cat"]):
+                assert main(["predict", str(tmp_path / "out"), *words]) == 4
+                assert "is an export, which" in capsys.readouterr().err
+    else:
+        assert main(["predict", str(tmp_path / "out"), "the [MASK]"]) == 4
+        assert "use the model that it was exported from" in capsys.readouterr().err
 
 
 def longer_modernbert(models, folder, positions):
@@ -298,6 +316,11 @@ def test_an_int8_graph_multiplies_integers_and_has_no_weights_in_float32(
     for product in (node.input[1] for node in graph.node if node.op_type == "MatMulInteger"):
         scale = weights[product.replace("_quantized", "_scale")]
         assert [*scale.dims] == [weights[product].dims[1]], "each column of a product has its scale"
+    if name == "pretraining":
+        (masks,) = bert_cli.load(str(tmp_path / "out")).fill("the cat [MASK]")
+        (expected,) = bert_cli.load(str(models[name])).fill("the cat [MASK]")
+        assert masks[0]["word"] == expected[0]["word"]
+        assert masks[0]["probability"] == pytest.approx(expected[0]["probability"], abs=0.1)
     result = outputs_of(tmp_path / "out", "onnx", columns())
     for output, value in in_torch(models[name], MODELS[name][0], columns()).items():
         correlation = np.corrcoef(result[output].ravel(), value.ravel())[0, 1]
