@@ -125,7 +125,7 @@ MISTAKES = [
     ("predict text --input bad.jsonl", 3, "bad.jsonl (line 2): is not JSON"),
     ("predict text --input half.jsonl", 3, "line 1): has an unpaired surrogate"),
     ("predict bare --task similarity --input texts.txt", 2, "pass a TEXT"),
-    ("predict text --input other.csv", 3, "has no column 'text', only 'a', 'b'"),
+    ("predict text --input other.csv", 3, "or pass one by --text-column"),
     ("predict text --input pair.jsonl --text-column reply", 3, "has no column 'reply', only 'text', 'second'"),
     ("predict text --input other.csv --text-column a,b,x", 2, "names 3 columns for task text-class"),
     ("predict text --input texts.txt --text-column a", 2, "no effect on the lines of"),

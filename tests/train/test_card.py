@@ -69,6 +69,8 @@ def test_a_card_names_every_corpus_and_the_labels():
     assert "| data | synthetic examples |" in training_section({**state, "settings": synthetic})
     distillation = {"teacher": "runs/large", "unlabelled_file": "more.tsv"}
     student = {**state, "settings": {"train_file": "a.tsv", "distillation": distillation}}
+    few = {**state, "settings": {"train_file": "a.tsv", "few": True}}
+    assert "| data | a.tsv, 1,200 pairs of its texts |" in training_section(few)
     section = training_section(student)
     assert "| teacher | large |" in section and "| data | a.tsv, more.tsv, " in section
     config = {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "B-X"}}

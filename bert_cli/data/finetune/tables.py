@@ -39,6 +39,7 @@ REPEATED = "rows that repeat an earlier text"
 BLANK = "rows without text or label, skipped"
 QUOTED = "texts in quotes, which are part of the text: TSV has no quoting"
 MULTI_HOT = "rows with a list of 0 and 1, read as columns named by their numbers from 0"
+COLUMN = "name the columns in the first line, or pass one by --text-column or --label-column"
 SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 MOST_NAMED = 5  # contradictions that a warning names
 MOST_CELLS = 10**9
@@ -114,7 +115,7 @@ def check_files(settings: Mapping[str, Any]) -> None:
             open_file(path)
             if "label_column" in settings:
                 columns = [*settings["text_column"], *settings["label_column"]]
-                next(table_rows(path, columns, Counter()), None)
+                next(table_rows(path, columns, Counter(), remedy=COLUMN), None)
 
 
 def read_text(path: Path) -> str:
@@ -167,7 +168,8 @@ def read_table(
     lists: list[tuple[str, ...]] = []
     is_several = False  # whether rows have lists of labels
     faults: list[DataError] = []
-    for where, row in table_rows(path, [*text_columns, *label_columns], remarks):
+    needed = [*text_columns, *label_columns]
+    for where, row in table_rows(path, needed, remarks, remedy=COLUMN if label_columns else ""):
         try:
             texts.append(tuple(text_of(row, name, where) for name in text_columns))
             if label_columns:
@@ -268,7 +270,11 @@ def repeats(rows: Sequence[Sequence[str]]) -> int:
 
 
 def table_rows(
-    path: Path, needed: Sequence[str], remarks: Counter[str], optional: Sequence[str] = ()
+    path: Path,
+    needed: Sequence[str],
+    remarks: Counter[str],
+    optional: Sequence[str] = (),
+    remedy: str = "",
 ) -> Rows:
     """Yield the (location, columns) of each row of a file, as `rows` does; count problems in `remarks`."""
     kind = files.format_by_name(path)
@@ -282,7 +288,7 @@ def table_rows(
         # A carriage return alone ends a line of CSV, too.
         newline = "" if kind == "csv" else "\n"
         lines = io.StringIO(read_text(path).rstrip("\r\n"), newline)
-    for where, row in rows(replace(part, format=kind), lines, needed, optional=optional):
+    for where, row in rows(replace(part, format=kind), lines, needed, remedy, optional):
         # One column may have an empty text.
         if may_be_blank and len(row) != 1 and not any(cell.strip() for cell in row.values()):
             remarks[BLANK] += 1

@@ -20,11 +20,14 @@ from bert_cli.files import JSONObject, atomic_folder
 from bert_cli.parallel.engine import Batch, Engine, Value
 from bert_cli.processes import print_line
 from bert_cli.statistics import Examples, Sample, Score, describe, difference, intervals
+from bert_cli.text import count
 from bert_cli.train import card, scores
 from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError
 
 Logits = Mapping[str, Floats32]
 """Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
+FEW_ROWS = 100
+"""Rows below which scores come with a line that says what they cannot show."""
 SAME = ", chosen on the same examples"
 
 
@@ -117,6 +120,12 @@ class Task:
 
     def print_scores(self, result: Result) -> None:
         """Print scores as a line with intervals and a note, and as a line of JSON."""
+        rows = min((score.n for score in result.intervals.values()), default=FEW_ROWS)
+        if self.halves and self.label_names and rows < FEW_ROWS:
+            problem = f"{count(rows, 'row')} cannot show a small difference (100 know an accuracy of 0.8 to 0.08)"
+            print_line(
+                f"{problem}; to score more, pass --held-out-fraction 0.4, or a --validation-file"
+            )
         print_line(f"scores: {describe(result.intervals)}{result.note}; in brackets 95 % intervals")
         rounded = {name: round(value, self.digits) for name, value in result.scores.items()}
         print_line(json.dumps(rounded))

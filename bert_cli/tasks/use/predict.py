@@ -29,6 +29,7 @@ from bert_cli.tasks.use import answers
 from bert_cli.text import count
 from bert_cli.train.checkpoint import read_settings
 
+COLUMN = "name the columns in the first line, or pass one by --text-column"
 LINES_JUDGED = 1000
 """Lines of an input from which hard line breaks are recognised."""
 SINGLE_LABEL = "single_label_classification"
@@ -215,7 +216,7 @@ def _of_table(
     column_of = dict(zip(fields, columns or fields, strict=False)) if has_others else {}
     remarks: Counter[str] = Counter()
     needed = columns or kind.FIELDS
-    rows = tables.table_rows(path, needed, remarks, optional=sorted(_all_fields()))
+    rows = tables.table_rows(path, needed, remarks, sorted(_all_fields()), COLUMN)
     yield from _of_rows(rows, column_of, kind, task)
     for remark, number in (+remarks).items():
         print_error(f"{path}: {number:,} {remark}")
@@ -229,7 +230,7 @@ def _of_rows(
     for where, row in rows:
         fields = row
         if column_of:
-            check_columns(where, [column_of[name] for name in kind.FIELDS], row)
+            check_columns(where, [column_of[name] for name in kind.FIELDS], row, COLUMN)
             fields = {field: row[name] for field, name in column_of.items() if name in row}
         taken.update(row)
         columns = {name: value for name, value in row.items() if name != column_of.get("context")}

@@ -116,6 +116,7 @@ def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base,
     assert json.loads((run / "best.json").read_text())["value"] == right[choosing].mean()
     written = json.loads((run / "scores.json").read_text())["intervals"]["accuracy"]
     assert written["n"] == (~choosing).sum()
+    assert f"{written['n']} rows cannot show a small difference" in out
     assert main(["export", str(run), str(base / "exported"), "--format", "hf"]) == 0
     card = (base / "exported" / "README.md").read_text()
     assert f"| accuracy | {scores['accuracy']:.4f} [" in card
