@@ -244,11 +244,12 @@ def _docstrings(module: str) -> Mapping[tuple[str, str], str]:
     """Return the docstrings of all fields in a module, by class and field. pydantic would read them at each start."""
     if not module.startswith("bert_cli."):
         return {}
-    classes = ast.parse(inspect.getsource(sys.modules[module])).body
-    pairs = ((kind, *pair) for kind in classes for pair in pairwise(getattr(kind, "body", ())))
+    nodes = ast.parse(inspect.getsource(sys.modules[module])).body
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    pairs = ((kind.name, *pair) for kind in classes for pair in pairwise(kind.body))
     return {
-        (kind.name, field.target.id): text.value.value
-        for kind, field, text in pairs
+        (name, ast.unparse(field.target)): ast.literal_eval(text.value)
+        for name, field, text in pairs
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
 
