@@ -82,7 +82,7 @@ class AheadOfTimeEngine(JaxEngine):
             for name, column in micro_batch.items()
         }
         counts = dict.fromkeys(("examples", "tokens", *self.head.COUNTS), 1.0)
-        return self._lowered(self._arguments(batch, UpdateRequest(), counts))
+        return self.lowered_step(self._arguments(batch, UpdateRequest(), counts))
 
 
 def described_devices(target: str) -> tuple[str, list[Any]]:
@@ -134,7 +134,7 @@ def main(target: str, *words: str) -> None:
     runtime("jax").configure_runtime(order.precision, order.deterministic)
     began = time.monotonic()
     engine = engine_of(order, *described_devices(target))
-    compiled = engine.lowered(micro_batch_of(order, order)).compile()
+    compiled = engine.lowered(micro_batch_of(order)).compile()
     memory = compiled.memory_analysis()
     names = ("argument", "output", "temp", "generated_code")
     sizes = {name: getattr(memory, f"{name}_size_in_bytes") for name in names}

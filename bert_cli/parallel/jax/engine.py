@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh as Grid
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_cli.arrays import Floats32, Shape
+from bert_cli.arrays import Array, Floats32, Shape
 from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.model.arithmetic.parts import Block
 from bert_cli.model.bert.heads import Head
@@ -102,7 +102,7 @@ class JaxEngine(Engine):
             self.shardings[key] = [stored] + [updated] * moments
             zeros = [np.zeros(shape, np.float32)] * len(names)
             self.state[key] = [
-                place(np.stack(rows) if key in stacks else np.asarray(rows[0]), sharding)
+                self._place(rows, sharding, is_stacked=key in stacks)
                 for rows, sharding in zip(
                     [values] + [zeros] * moments, self.shardings[key], strict=True
                 )
@@ -116,6 +116,17 @@ class JaxEngine(Engine):
         self._forward = jax.jit(self._run_forward, out_shardings=self.by_replicas)
         self._array = partial(DividedArray, self.state, self._gathered)
         self.weights = {name: self._array(row, 0) for name, row in self.rows.items()}
+
+    # --- values, which the engine of scripts/compile_for.py for absent devices replaces
+
+    def _place(
+        self, rows: Sequence[Array], sharding: NamedSharding, *, is_stacked: bool
+    ) -> jax.Array:
+        """Return an entry of the state: its only value, or all values as rows."""
+        return place(np.stack(rows) if is_stacked else np.asarray(rows[0]), sharding)
+
+    def _place_part(self, rows: Array, sharding: NamedSharding) -> jax.Array:
+        return jax.make_array_from_process_local_data(sharding, rows)
 
     @property
     def slots(self) -> dict[str, DividedArray]:
@@ -179,7 +190,7 @@ class JaxEngine(Engine):
             # A replica has consecutive micro-batches: [M, B, ...] -> [accumulation, replicas, B, ...].
             rows = column.reshape(replicas, -1, *column.shape[1:]).swapaxes(0, 1)
             rows = rows.astype(jax.dtypes.canonicalize_dtype(rows.dtype))
-            columns[name] = jax.make_array_from_process_local_data(self.by_replicas, rows)
+            columns[name] = self._place_part(rows, self.by_replicas)
         numbers: Numbers = {
             "scale": np.float32(scaled_for_accumulation(request.loss_scale, request.micro_batches)),
             "max_norm": np.float32(request.max_gradient_norm or math.inf),
@@ -194,12 +205,17 @@ class JaxEngine(Engine):
         """Return the compiled step for arguments of these shapes."""
         shapes = tuple(column.shape for column in arguments[1].values())
         if shapes not in self.programs:
-            complete = NamedSharding(self.grid, COMPLETE)
-            results = self.shardings, self.by_replicas, complete, complete
-            step = jax.jit(self._compute, donate_argnums=0, out_shardings=results)
-            with jax.set_mesh(self.grid), self.reporting_out_of_memory():
-                self.programs[shapes] = step.lower(*arguments).compile()
+            with self.reporting_out_of_memory():
+                self.programs[shapes] = self.lowered_step(arguments).compile()
         return self.programs[shapes]
+
+    def lowered_step(self, arguments: Arguments) -> jax.stages.Lowered:
+        """Return the step for arguments of these shapes, traced and not compiled."""
+        complete = NamedSharding(self.grid, COMPLETE)
+        results = self.shardings, self.by_replicas, complete, complete
+        step = jax.jit(self._compute, donate_argnums=0, out_shardings=results)
+        with jax.set_mesh(self.grid):
+            return step.lower(*arguments)
 
     def _compute(
         self, state: State, columns: Arrays, counts: Arrays, numbers: Arrays
