@@ -31,6 +31,8 @@ from bert_cli.processes import print_line
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
 POSITIONS_OF_A_TEXT = 8  # a row of S positions holds at most S / 8 texts
 ROWS_IN_A_BATCH = 16  # numbers of rows to choose from; more numbers would be traced more often
+FEW_TEXTS = 2_000  # their batches have one shape: compiling others would take a third of the time of `--few`
+SAMPLED_EPOCHS = 3  # that decide this shape; a later step that needs more rows is compiled again
 CACHE_FORMAT = 4  # increase it when features are built differently
 ENCODED_AT_ONCE = 5_000  # texts; the results of the library take about 100 bytes a token
 
@@ -267,13 +269,23 @@ class PackReader(TextReader):
     """Batches of packed texts: rows [R, S] of several texts each, in any order within a step.
 
     A row is a pack as in pre-training. Columns [M, T] have the index of each text in
-    the step, -1 for none, and a number of its tokens.
+    the step, -1 for none, and a number of its tokens. The batches of few texts have one shape.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.least = 0, 1  # rows and positions of a micro-batch
+        if len(self.features) <= FEW_TEXTS:
+            self.least = 0, int(self.features.lengths.max())
+            steps = -(-SAMPLED_EPOCHS * self.epoch_size // self.batching.examples_per_step)
+            rows = (self[step]["input_ids"].shape[1] for step in range(steps))
+            self.least = max(rows), self.least[1]
 
     def __getitem__(self, step: int) -> Batch:
         """Return this process' part of the packs of a step, [M, R, S], and their texts [M, T]."""
         texts = self._texts(step)
-        size = padded_length(int(texts.lengths.max()), self.sequence_length)
+        longest = max(self.least[1], int(texts.lengths.max()))
+        size = padded_length(longest, self.sequence_length)
         slots = max(1, size // POSITIONS_OF_A_TEXT)
         packs = Packs(texts.lengths, size, slots, seed=0)
         texts_of_pack = packs.records(np.arange(len(packs)), np.zeros(len(packs), np.int64))
@@ -286,7 +298,7 @@ class PackReader(TextReader):
         micro_batches = len(texts) // texts_of_batch
         multiple = -(-texts_of_batch // ROWS_IN_A_BATCH)
         rows = -(-len(packs) // (micro_batches * multiple)) * multiple
-        rows = min(texts_of_batch, rows)
+        rows = min(texts_of_batch, max(rows, self.least[0]))
         # Micro-batches get packs in turn, so that each has long and short texts.
         row = pack % micro_batches * rows + pack // micro_batches
         target = runs(row * size + offset, lengths)

@@ -131,7 +131,7 @@ def choose(
     chosen = Recipe(text, machine, start, out, name, model, warnings=warnings)
     _add_masked_lm(chosen, seconds, rate)
     times = dict.fromkeys(hours_of(factor * chosen.seconds) for factor in machine.spread)
-    reason = "by the fastest and the slowest step just now; a busy machine is slower"
+    reason = "5 % less to 20 % more, or as measured steps differ; a busy machine is slower"
     if machine.spread[1] * chosen.seconds > 3600 * hours:
         reason += "; the second is more than --hours, which end no run"
     if chosen.seconds < LITTLE_TIME * seconds:
@@ -290,6 +290,8 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
     chosen.add_row("length", f"{length}: about {records:,} training examples, {tokens:,.0f} tokens")
     source = TABLE["epochs"]["source"]
     reason = source if epochs == complete else f"what fits in the hours, of {complete} ({source})"
+    if chosen.refusal is not None:
+        reason = "the fewest examples that teach a model"
     chosen.rows.append(("epochs", f"{epochs:g}, {examples:,} examples", reason))
     chosen.add_row("batch", f"{batch}, {count(updates, 'update')}")
     chosen.add_row("learning rate", f"{rate:g}")

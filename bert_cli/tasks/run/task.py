@@ -122,9 +122,10 @@ class Task:
         """Print scores as a line with intervals and a note, and as a line of JSON."""
         rows = min((score.n for score in result.intervals.values()), default=FEW_ROWS)
         if self.halves and self.label_names and rows < FEW_ROWS:
-            problem = f"{count(rows, 'row')} cannot show a small difference (100 know an accuracy of 0.8 to 0.08)"
+            known = "with 100, an accuracy of 0.8 is known to within 0.08"
             print_line(
-                f"{problem}; to score more, pass --held-out-fraction 0.4, or a --validation-file"
+                f"{count(rows, 'row')} cannot show a small difference ({known}); to score more, use "
+                "a --validation-file or a larger --held-out-fraction"
             )
         print_line(f"scores: {describe(result.intervals)}{result.note}; in brackets 95 % intervals")
         rounded = {name: round(value, self.digits) for name, value in result.scores.items()}

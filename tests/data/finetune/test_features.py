@@ -202,6 +202,7 @@ def test_packs_have_every_text_of_a_step_once_in_every_process():
             assert np.array_equal(rows["position_ids"][row, is_text], np.arange(len(expected)))
         lengths = plain[step]["input_mask"].sum()
         assert (rows["input_mask"] > 0).sum() == lengths
+    assert len({reader[step]["input_ids"].shape for step in range(27)}) == 1  # of nine epochs
 
 
 def test_features_are_built_once_and_then_read_from_the_cache(tmp_path, capsys):

@@ -321,6 +321,7 @@ def test_a_known_speed_is_not_measured_and_too_few_hours_show_the_plan(home, mon
     said = capsys.readouterr()
     assert "model trains at 2.5 examples/s of length 64 (--speed)" in said.out
     assert "learning rate" in said.out and "timing this machine" not in said.out
+    assert "the fewest examples that teach a model" in said.out
     assert "is time for 8 examples on this machine, too few to learn from" in said.err
     assert (
         "or --from a smaller model; if the machine was busy, start again or pass --speed"
