@@ -5,7 +5,6 @@
 """
 
 import html
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -161,11 +160,11 @@ def _blocks(part: files.Part, size: int) -> Iterator[str]:
         if offset:
             file.seek(offset)
         while True:
-            left = math.inf if part.stop is None else part.stop - offset
-            data = file.read(int(min(size, left)))
+            left = size if part.stop is None else max(0, part.stop - offset)
+            data = file.read(min(size, left))
             if not data:
                 return
-            if left > size:
+            if not data.endswith(b"\n"):  # nor need `stop` be the end of a line
                 data += file.readline()
             text = data.removesuffix(b"\n")
             yield files.decode(text if offset else text.removeprefix(BYTE_ORDER_MARK), part, offset)
@@ -247,7 +246,8 @@ def _titled_texts(part: files.Part, field: str) -> Iterator[tuple[str, str]]:
                 continue
             text = text_of(row, field, where, FIELD_REMEDY)
             title = row.get(TITLE) if field != TITLE else None
-            shown = " ".join(str(title).split()) if isinstance(title, str | int) else ""
+            has_title = isinstance(title, str | int) and not isinstance(title, bool)
+            shown = " ".join(str(title).split()) if has_title else ""
             yield shown, text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
     except DataError:
         is_range = part.format == "json-lines" and part.start > 0

@@ -19,7 +19,7 @@ NO_INDEX = "was not made by `bert search make`", "make one with `bert search mak
 AGAIN = "move it away and make it again with `bert search make`"
 COUNTERS = ((24, 28), (92, 100))
 """Bytes of a file of SQLite that count changes and name the program; they decide nothing that is read."""
-VERSION = FORMAT + 2  # since passages have pages and token vectors
+VERSION = FORMAT + 3  # since Arabic and Persian letters are folded
 GONE = "ON DELETE CASCADE"
 TABLES = f"""
 BEGIN;

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -123,6 +124,16 @@ def test_every_format_compression_and_range_gives_the_same_documents(tmp_path, k
         monkeypatch.setattr(documents, "BLOCK_BYTES", size)
         assert read_blocks([part]) == lines
         assert (len(list(sentence_blocks(part))) > 1) == (size < 10**6)
+
+
+@pytest.mark.parametrize("size", [2, 1 << 16])
+def test_a_line_in_which_a_range_stops_is_read_to_its_end(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "LINES_BYTES", size)
+    (tmp_path / "a.txt").write_text("é ü\nß ö\nä\n")
+    part = files.recognise(tmp_path / "a.txt", READING)
+    for stop in range(1, 16):
+        lines = [line for _, line in marked_lines(replace(part, stop=stop), READING)]
+        assert lines[1:] == ["é ü", "ß ö", "ä"][: 1 + (stop > 6) + (stop > 12)]
 
 
 def test_a_format_is_recognised_by_the_content_of_the_file(tmp_path):

@@ -159,8 +159,8 @@ def test_a_title_is_no_markup_and_front_matter_is_no_text(tmp_path, content, tit
     ("name", "content", "documents"),
     [
         ("b.csv", "title,text\nHours,We open.\nEmpty,\nTickets,A new one.\n", [("Hours", 1), ("Tickets", 1)]),
-        ("b.jsonl", '{"text": "A b."}\n{"text": "C", "title": " D  e "}\n{"title": 1984, "text": "F"}\n',
-         [("A b.", 1), ("D e", 1), ("1984", 1)]),
+        ("b.jsonl", '{"text": "A b."}\n{"text": "C", "title": " D  e "}\n{"title": 1984, "text": "F"}\n'
+         '{"title": true, "text": "G"}\n', [("A b.", 1), ("D e", 1), ("1984", 1), ("G", 1)]),
         ("a.txt", "Title\n\nFirst text.\n\nSecond text.\n", [("Title", 3)]),
         ("a.jsonl", '{"text": "One text."}\n{"text": ""}\n{"text": "Two\\ntexts."}\n',
          [("One text.", 1), ("Two", 2)]),
