@@ -30,7 +30,7 @@ Call = Callable[[JSONObject], object]
 """Answers the JSON of a request. Raises ConfigError for a wrong one."""
 
 
-class Search(Settings):
+class Search(Settings, use_attribute_docstrings=True):
     """Find the passages of the user's own documents that answer a question; the best stands first.
 
     Each has its document, the characters from start to stop there, its page in a PDF, and its number, `passage`.
@@ -50,7 +50,7 @@ class Search(Settings):
         return index.ask(self.question, self.top, self.half, self.folder)
 
 
-class Read(Settings):
+class Read(Settings, use_attribute_docstrings=True):
     """Read a passage that `search` has found, and the passages of its document before and after it."""
 
     passage: Hidden[int] = Field(ge=1)

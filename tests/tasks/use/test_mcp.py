@@ -91,6 +91,7 @@ def test_tools_are_listed_with_schemas_and_find_and_read_passages(client):
     assert {*tools} == {"search", "read"}
     for tool in tools.values():
         assert tool["description"] and tool["inputSchema"]["type"] == "object"
+        assert all(of["description"] for of in tool["inputSchema"]["properties"].values())
     assert tools["search"]["inputSchema"]["required"] == ["question"]
     assert tools["read"]["inputSchema"]["required"] == ["passage"]
     hit, *_ = client.call("search", question="what keeps you awake?", top=3)
