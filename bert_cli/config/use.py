@@ -1,5 +1,6 @@
 """The settings of using a trained model: predict, serve, export, evaluate and average."""
 
+from os.path import realpath
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -112,7 +113,7 @@ class PredictSettings(ModelSettings, ThresholdSettings, EngineSettings):
         if self.output is not None and self.output.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
             problem = f"{self.output} is of an unknown kind"
             raise SettingError("output", problem, "name it .csv, .tsv or .jsonl")
-        if self.output is not None and self.output == self.input:
+        if self.output and self.input and realpath(self.output) == realpath(self.input):
             raise SettingError("output", "is the input", "choose another file")
         is_search = self.task == "similarity" and sources == ["text", "input"]
         if len(sources) > 1 and not is_search:

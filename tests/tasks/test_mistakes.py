@@ -131,6 +131,7 @@ MISTAKES = [
     ("predict text --input texts.txt --text-column a", 2, "no effect on the lines of"),
     ("predict text --input texts.txt --output x.xlsx", 2, "x.xlsx is of an unknown kind; name it .csv"),
     ("predict text --input other.csv --output other.csv", 2, "is the input; choose another file"),
+    ("predict text --input other.csv --output used/../other.csv", 2, "is the input; choose another file"),
     ("predict text --input pair.jsonl --text-field reply", 2, "--text-column names a column or a field"),
     ("predict text --input sheet.xlsx", 3, "is a spreadsheet, not text; save it as CSV"),
     ("predict bare a --task embed --dimensions 999", 2, "(999): is more than the 32 values of the model's vectors"),
