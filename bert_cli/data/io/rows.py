@@ -80,12 +80,8 @@ def table_rows(
     blank = 0
     while (first := next(lines, "")) and not first.strip():
         blank += 1
-    marks = (DELIMITERS[kind], *"".join(DELIMITERS.values()))
-    names = first.strip().replace('"', "")
-    headers = {mark: names.split(mark) for mark in marks}
-    complete = (mark for mark, cells in headers.items() if {*needed} <= {*cells})
-    delimiter = next(complete, max(headers, key=lambda mark: len(headers[mark])))
-    is_plain = delimiter == marks[0] == "\t"
+    delimiter = delimiter_of(first, kind, needed)
+    is_plain = delimiter == DELIMITERS[kind] == "\t"
     rows = split_cells(chain(["\n"] * blank, [first], lines), source, "" if is_plain else delimiter)
     rows = dropwhile(lambda row: not row[1], rows)
     where, header = next(rows, (source, []))
@@ -103,6 +99,15 @@ def table_rows(
             yield where, dict(zip(header, row, strict=False))
     if faults:
         raise combine(faults)
+
+
+def delimiter_of(header: str, kind: str, needed: Sequence[str]) -> str:
+    """Return what separates the cells of a table of kind csv or tsv with this header."""
+    marks = (DELIMITERS[kind], *"".join(DELIMITERS.values()))
+    names = header.strip().replace('"', "")
+    headers = {mark: names.split(mark) for mark in marks}
+    complete = (mark for mark, cells in headers.items() if {*needed} <= {*cells})
+    return next(complete, max(headers, key=lambda mark: len(headers[mark])))
 
 
 def split_cells(

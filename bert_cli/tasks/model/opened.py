@@ -254,14 +254,14 @@ class Input:
     where: str
     fields: Mapping[str, str]
     columns: Mapping[str, Any] | None = None
-    """The columns of its row, if it comes from a table or a JSON line."""
+    """The columns of its row but for a context, if it comes from a table or a JSON line."""
     taken: Container[str] = ()
     """The columns of all rows of the file."""
 
     @property
     def shown(self) -> Mapping[str, Any]:
         """Return what its answer repeats: its columns or its fields, but for a context."""
-        return {n: text for n, text in (self.columns or self.fields).items() if n != "context"}
+        return self.columns or {n: t for n, t in self.fields.items() if n != "context"}
 
 
 @dataclass

@@ -126,6 +126,7 @@ class Similarity(Embedding):
     """The texts that are most similar to the first."""
 
     SETTINGS = ("pooling", "top", "dimensions")
+    EMPTY: ClassVar[Row] = {"similarity": None}
     COMPARES = True
 
     def answer(self, inputs: Sequence[Input]) -> list[Row]:

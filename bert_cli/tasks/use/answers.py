@@ -4,6 +4,7 @@ A program for spreadsheets reads only the form that it writes, which differs by 
 """
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,29 +14,36 @@ from typing import Any
 
 from bert_cli.data.finetune.tables import open_file
 from bert_cli.data.io.files import format_by_name, open_part
+from bert_cli.data.io.rows import delimiter_of
 from bert_cli.errors import DataError
-from bert_cli.files import JSONObject, atomic_file, report_failure
+from bert_cli.files import BLOCK_BYTES, JSONObject, atomic_file, report_failure
 from bert_cli.processes import print_line
 
 Write = Callable[[JSONObject], Any]
 
 
 @contextmanager
-def writer(path: Path | None, like: Path | None, names: Sequence[str]) -> Iterator[Write]:
+def writer(
+    path: Path | None, like: Path | None, needed: Sequence[str], names: Sequence[str]
+) -> Iterator[Write]:
     """Yield what writes a row with some of these `names` to a file, complete or not at all, or to standard output.
 
-    A .csv has the separator and the byte order mark of the input `like`, if that is one. Raises DataError for a file
-    that cannot be written.
+    A .csv has the separator and the byte order mark of the input `like`, if that is one, whose `needed` columns were
+    read. Raises DataError for a file that cannot be written.
     """
     if path is None:
         # Other letters are escaped where standard output may accept ASCII only.
         is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
         yield lambda row: print_line(json.dumps(row, ensure_ascii=is_ascii))
         return
-    first = ""
+    mark = ""
+    delimiter = ","
     if like is not None and format_by_name(like) == "csv":
         with open_part(open_file(like)) as source:
-            first = source.readline().decode("utf-8", "replace")
+            text = source.read(BLOCK_BYTES).decode("utf-8", "replace")
+        mark = text[: text.startswith("\ufeff")]
+        lines = io.StringIO(text.removeprefix(mark), "")
+        delimiter = delimiter_of(next(filter(str.strip, lines)), "csv", needed)
     where = f"output ({path})"
     with report_failure(where, "written", "choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +52,7 @@ def writer(path: Path | None, like: Path | None, names: Sequence[str]) -> Iterat
                 yield lambda row: out.write(json.dumps(row, ensure_ascii=False) + "\n")
                 return
             is_tsv = path.suffix.lower() == ".tsv"
-            table = csv.writer(out, delimiter=max(",;|", key=first.count))
+            table = csv.writer(out, delimiter=delimiter)
 
             def write(row: JSONObject) -> None:
                 cells = [_cell(row.get(name)) for name in names]
@@ -56,8 +64,8 @@ def writer(path: Path | None, like: Path | None, names: Sequence[str]) -> Iterat
                 else:
                     out.write("\t".join(cells) + "\n")
 
-            if first.startswith("\ufeff") and not is_tsv:
-                out.write("\ufeff")
+            if not is_tsv:
+                out.write(mark)
             write(dict(zip(names, names, strict=True)))
             yield write
 

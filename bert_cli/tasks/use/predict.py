@@ -62,20 +62,24 @@ def run(settings: PredictSettings) -> None:
         check_input(item, kind)
         if not is_empty(item, kind):
             kind.check(item)
+    answered = inputs[kind.COMPARES :]  # the text that others are compared with has no row
     warn_of_single_texts(source, task, inputs)
     predictor = build(prediction, len(inputs))
     what = f"{task} with {source.folder} ({source.architecture})"
     runtime = predictor.model.runtime
     runtime = runtime or f"{settings.engine} on one {opened.one_device()}, {settings.precision}"
     print_error(f"{what} by {runtime}; {count(len(inputs), 'input')}")
-    shown = dict.fromkeys(name for item in inputs for name in item.shown)
+    shown = dict.fromkeys(name for item in answered for name in item.shown)
+    taken = answered[-1].taken if answered else ()
     added = {
-        of: opened.name_beside(of, shown) for of in (*predictor.empty_answer(), opened.TRUNCATED)
+        of: opened.name_beside(of, taken) for of in (*predictor.empty_answer(), opened.TRUNCATED)
     }
     if beside := [f"'{of}' is {name!r}" for of, name in added.items() if of != name]:
         what = f"of the answers {', '.join(beside)}, because the input has that column"
         print_error(f"{settings.input}: {what}")
-    with answers.writer(settings.output, settings.input, [*shown, *added.values()]) as write:
+    needed = settings.text_column or kind.FIELDS
+    names = [*shown, *added.values()]
+    with answers.writer(settings.output, settings.input, needed, names) as write:
         for row in rows_of(predictor, inputs):
             write(row)
 
@@ -233,7 +237,8 @@ def _of_rows(
             check_columns(where, [column_of[name] for name in kind.FIELDS], row, COLUMN)
             fields = {field: row[name] for field, name in column_of.items() if name in row}
         taken.update(row)
-        columns = {name: value for name, value in row.items() if name != column_of.get("context")}
+        context = column_of.get("context") if column_of else "context"
+        columns = {name: value for name, value in row.items() if name != context}
         yield replace(input_of(fields, where, kind, task), columns=columns, taken=taken)
 
 

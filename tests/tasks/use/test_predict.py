@@ -29,9 +29,10 @@ from bert_cli.model.names import hf
 from bert_cli.parse.load import load
 from bert_cli.progress import TerminalBar
 from bert_cli.tasks.model.models import find_source
-from bert_cli.tasks.model.opened import open_model
-from bert_cli.tasks.model.predictions import entities_of
-from bert_cli.tasks.use.predict import run
+from bert_cli.tasks.model.opened import Input, open_model
+from bert_cli.tasks.model.predictions import entities_of, predictors
+from bert_cli.tasks.use.predict import build as build_predictor
+from bert_cli.tasks.use.predict import prepare, run
 
 CLOSE = 1e-5
 ROOT = Path(__file__).parents[3]
@@ -273,6 +274,33 @@ def test_json_lines_keep_their_fields_and_a_tsv_holds_no_line_break(models, caps
     assert row["id"] == "q1" and "context" not in row
 
 
+QUESTIONS = ["--text-column", "question", "--text-column", "answer"]
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "table", "header"),
+    [
+        ("text", [], "text\tn\nthe cat\t1\n", "text\tn\tlabel\t"),
+        ("text", [], 'text;"a,b,c"\nthe cat;1\n', "text;a,b,c;label;"),
+        ("text", [], "text,context\nthe cat,1\n", "text,context,label,"),
+        ("question", [], "question,context\nwhere,the cat\n", "question,answer,"),
+        ("question", QUESTIONS, "question,answer\nwhere,a\n", "question,predicted_answer,"),
+        ("bare", ["the cat", "--task", "similarity"], "text,n\na dog,1\n", "text,n,similarity,"),
+    ],
+)
+def test_a_written_table_has_the_columns_of_its_input_then_those_of_the_answers(
+    model, words, table, header, models, capsys, tmp_path
+):
+    path, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    path.write_text(table)
+    assert predict(capsys, models[model], *words, "--input", path, "--output", out) == []
+    first, row, *_ = out.read_text().splitlines()
+    assert first.startswith(header)
+    mark = next(mark for mark in ";\t," if mark in header)
+    cells = row.split(mark)
+    assert cells[header.count(mark) - 1]
+
+
 def test_a_label_called_none_is_refused_with_none_below(models, capsys, tmp_path):
     model = shutil.copytree(models["text"], tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
@@ -509,6 +537,26 @@ def test_an_empty_line_has_an_empty_answer(models, capsys, tmp_path):
         rows = predict(capsys, models[model], "--input", as_file(tmp_path, "t", text, "", " \t"))
         assert rows[1:] == [{"text": "", **nothing}, {"text": " \t", **nothing}]
         assert set(rows[0]) == set(rows[1]) and rows[0] != rows[1] and rows[0]["text"] == text
+
+
+ANSWERED = {
+    "fill-mask": "masked",
+    "text-classification": "text",
+    "token-classification": "token",
+    "question-answering": "question",
+}
+"""Task -> a model for it; any model has vectors."""
+
+
+@pytest.mark.parametrize("task", predictors())
+def test_an_empty_answer_has_the_keys_of_an_answer(task, models):
+    kind = predictors()[task]
+    query = {"text": "the cat"} if kind.COMPARES else {}
+    model = str(models[ANSWERED.get(task, "bare")])
+    predictor = build_predictor(prepare(PredictSettings(model=model, task=task, **query)))
+    item = Input("text", dict.fromkeys(kind.FIELDS, "the [MASK]"))
+    row = predictor.answer([item, item])[-1]
+    assert row.keys() - item.fields.keys() == predictor.empty_answer().keys()
 
 
 def test_nothing_is_waited_for_at_a_terminal_and_its_input_is_text(models, capsys, monkeypatch):
