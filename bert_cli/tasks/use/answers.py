@@ -7,19 +7,33 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from errno import EACCES, EISDIR
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from bert_cli.data.finetune.tables import open_file
 from bert_cli.data.io.files import format_by_name, open_part
-from bert_cli.data.io.rows import delimiter_of
+from bert_cli.data.io.rows import check_text, delimiter_of
 from bert_cli.errors import DataError
-from bert_cli.files import BLOCK_BYTES, JSONObject, atomic_file, report_failure
+from bert_cli.files import BLOCK_BYTES, JSONObject, atomic_file, is_writable, report_failure
 from bert_cli.processes import print_line
+from bert_cli.tasks.model.opened import Input
 
 Write = Callable[[JSONObject], Any]
+
+
+def check(inputs: Iterable[Input], path: Path | None) -> None:
+    """Raise DataError for a file that cannot be written, and for an input that it cannot hold."""
+    with report_failure(f"output ({path})", "written", "choose another place"):
+        if path is not None and path.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
+        if path is not None and not is_writable(path.parent):
+            raise PermissionError(EACCES, "its folder is read-only")
+    for item in inputs:
+        _cells([*item.shown, *item.shown.values()], item.where, path)
 
 
 @contextmanager
@@ -44,30 +58,41 @@ def writer(
         mark = text[: text.startswith("\ufeff")]
         lines = io.StringIO(text.removeprefix(mark), "")
         delimiter = delimiter_of(next(filter(str.strip, lines)), "csv", needed)
-    where = f"output ({path})"
-    with report_failure(where, "written", "choose another place"):
+    with report_failure(f"output ({path})", "written", "choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="") as out:
             if path.suffix.lower() == ".jsonl":
                 yield lambda row: out.write(json.dumps(row, ensure_ascii=False) + "\n")
                 return
-            is_tsv = path.suffix.lower() == ".tsv"
             table = csv.writer(out, delimiter=delimiter)
+            numbers = count()  # 0 is the header
 
             def write(row: JSONObject) -> None:
-                cells = [_cell(row.get(name)) for name in names]
-                if not is_tsv:
-                    table.writerow(cells)
-                elif broken := next((cell for cell in cells if {*cell} & {*"\t\r\n"}), None):
-                    problem = f"a .tsv holds no tab and no line break, as in {broken[:40]!r}"
-                    raise DataError(where, problem, "pass --output with a .csv")
-                else:
+                cells = _cells(map(row.get, names), f"output ({path}, row {next(numbers)})", path)
+                if _is_tsv(path):
                     out.write("\t".join(cells) + "\n")
+                else:
+                    table.writerow(cells)
 
-            if not is_tsv:
+            if not _is_tsv(path):
                 out.write(mark)
             write(dict(zip(names, names, strict=True)))
             yield write
+
+
+def _is_tsv(path: Path | None) -> bool:
+    return path is not None and path.suffix.lower() == ".tsv"
+
+
+def _cells(values: Iterable[object], where: str, path: Path | None) -> list[str]:
+    """Return the texts of cells. Raises DataError for one that the file cannot hold."""
+    cells = [*map(_cell, values)]
+    for cell in cells:
+        check_text(cell, where)
+        if _is_tsv(path) and {*cell} & {*"\t\r\n"}:
+            problem = f"a .tsv holds no tab and no line break, as in {cell[:40]!r}"
+            raise DataError(where, problem, "pass --output with a .csv")
+    return cells
 
 
 def _cell(value: object) -> str:

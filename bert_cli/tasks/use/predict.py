@@ -63,6 +63,7 @@ def run(settings: PredictSettings) -> None:
         if not is_empty(item, kind):
             kind.check(item)
     answered = inputs[kind.COMPARES :]  # the text that others are compared with has no row
+    answers.check(answered, settings.output)
     warn_of_single_texts(source, task, inputs)
     predictor = build(prediction, len(inputs))
     what = f"{task} with {source.folder} ({source.architecture})"
