@@ -13,6 +13,7 @@ Shapes: n rows, C columns, L labels, R resamples.
 
 import hashlib
 import math
+import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -27,6 +28,10 @@ RESAMPLES = 1000
 TAILS = 0.025, 0.975  # of 95 %
 # Weights of resamples that are computed together: half a megabyte, which stays in a cache.
 AT_ONCE = 1 << 16
+INVISIBLE = dict.fromkeys(
+    (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF)
+)
+"""Characters that are not seen: soft hyphens, joiners, marks of direction and of the order of bytes."""
 
 
 class Examples(NamedTuple):
@@ -41,8 +46,8 @@ class Examples(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Return a text without its case and its white space, which do not make it another text."""
-    return "".join(text.casefold().split())
+    """Return a text without case, white space, invisible characters and forms of letters, which make no other text."""
+    return "".join(unicodedata.normalize("NFKC", text).casefold().translate(INVISIBLE).split())
 
 
 def identify(

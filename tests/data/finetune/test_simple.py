@@ -9,6 +9,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
+from sklearn.svm import LinearSVC
+from sklearn.utils import compute_sample_weight
 
 from bert_cli.data.finetune import simple
 from bert_cli.data.finetune.labels import weights_of
@@ -58,7 +60,10 @@ def test_each_of_several_labels_has_a_regression_and_labels_have_weights_as_in_s
         answers = simple.by_regression(TEXTS, several, held_out, weights)
         assert answers[:, :3] == pytest.approx(expected, abs=1e-3)
         assert (answers[:, 3] < -10).all()  # the label of no text
-        judge = make_pipeline(tfidf, method).fit(TEXTS, LABELS)
+        # Of a label's weight, LinearSVC itself would weigh only its own texts against the others.
+        balance = compute_sample_weight(class_weight, LABELS)
+        method = LinearSVC(random_state=0)
+        judge = make_pipeline(tfidf, method).fit(TEXTS, LABELS, linearsvc__sample_weight=balance)
         weights = weights_of(LABELS, names[:3], "balanced") if class_weight else None
         predicted = simple.by_regression(TEXTS, LABELS, held_out, weights)
         assert (predicted == judge.predict(held_out)).all() and len({*predicted}) == 3
@@ -81,10 +86,10 @@ def test_examples_without_words_or_of_one_label_have_the_most_frequent_label(tex
     assert predicted.tolist() == [usual, usual]
 
 
-def test_a_sample_has_few_texts_where_there_are_many_bytes_or_labels(monkeypatch):
-    labels = np.arange(120, dtype=np.int32) % 3
-    assert sorted(simple.sample_of(TEXTS, labels)) == [*range(120)]
+def test_a_sample_has_few_texts_where_there_are_many_bytes_or_regressions(monkeypatch):
     monkeypatch.setattr(simple, "BYTES", sum(map(len, TEXTS)))
+    assert sorted(simple.sample_of(TEXTS, np.arange(120))) == [*range(120)]  # of 120 labels
+    labels = np.ones((120, 2), np.int8)
     sample = simple.sample_of(TEXTS, labels)
     assert len({*sample}) in (59, 60)
     assert (sample == simple.sample_of(TEXTS, labels)).all()

@@ -403,6 +403,7 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, capsys):
     captured = capsys.readouterr()
     assert "search: 4 documents of 3 files, 5 passages" in captured.out
     assert captured.err.count("left out") == 1
+    assert "more.json (line 1): " in captured.err and "--text-field" not in captured.err
     assert "left out 5 files that cannot be read as text:\n" in captured.err
     assert (
         "hull.png: is a picture" in captured.err
