@@ -70,6 +70,14 @@ def test_static_records_are_the_bytes_of_protobuf_and_are_read_back():
     assert len(parse_static([], 12, 3)["input_ids"]) == 0
 
 
+def test_static_records_of_other_lengths_are_rejected_by_name():
+    payloads = list(formats.static_payloads(static_block(3)))
+    for length, predictions, name in ((64, 20, "input_ids"), (128, 10, "masked_lm_")):
+        message = rf"record 0: .*S {length}, P {predictions} \({name}.*use the lengths that"
+        with pytest.raises(DataError, match=message):
+            parse_static(payloads, length, predictions)
+
+
 def by_tensorflow(payloads, length, predictions):
     """Return what TensorFlow parses, limited to int32; None where it refuses."""
     import tensorflow as tf

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from support.vectors import vectors_of
 
+from bert_cli.data.search import database, late, words
 from bert_cli.data.search import index as indexes
-from bert_cli.data.search import late, words
 from bert_cli.data.search.index import open_index, write_index
 from bert_cli.data.search.late import Vectors
 from bert_cli.data.search.passages import Document, Passage
-from bert_cli.data.search.ranking import combined
+from bert_cli.data.search.ranking import best_of, combined
 from bert_cli.errors import ConfigError, DataError
 
 TEXTS = [
@@ -183,8 +183,12 @@ def test_a_hit_has_its_place_and_the_words_that_matched(index):
 
 
 def test_of_equal_passages_the_first_ones_are_found(tmp_path):
-    hits = make(tmp_path / "index", [*TEXTS, *[TEXTS[0]] * 3]).ask("roasted beans", top=2)
-    assert [hit.title for hit in hits] == ["Title 1", "Title 7"]
+    texts = [*TEXTS, TEXTS[0], *(f"{letter} has roasted beans." for letter in "WXYZ")]
+    index = make(tmp_path / "index", texts)
+    for top in (3, 9):
+        titles = [hit.title for hit in index.ask("roasted beans", top)]
+        assert titles == [f"Title {n}" for n in (8, 9, 10, 11, 1)][:top]
+    assert best_of(np.float32([1, 2, 3, 2]), 2) == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -467,6 +471,11 @@ def test_other_files_and_versions_are_refused(tmp_path):
     index.table.execute("PRAGMA user_version = 7")
     with pytest.raises(ConfigError, match=r"index \(format 7\): was made by another version of"):
         open_index(tmp_path / "index")
+
+
+def test_another_folding_of_words_has_another_format():
+    folded = words.indexed("Straße Ørsted ﬁ İ ی ى ک 1\ufe0f\u20e3 ガ ก้ é")
+    assert (database.VERSION, folded) == (4, "strasse orsted fi i ي ي ك 1  ガ   ก  ้  e")
 
 
 def test_a_damaged_index_is_an_error_and_stays_as_it_is(tmp_path):

@@ -1,5 +1,6 @@
 """Text to ids: the encoder as the library does it on hard text, and the tokenizer of a model's folder."""
 
+import gc
 import json
 import random
 import shutil
@@ -360,6 +361,21 @@ def test_cached_words_and_words_after_clearing_the_cache_are_encoded_equally(
     check(vocabularies[False], Normalization(), ["some new words", *HARD], encoder)
     monkeypatch.setattr(module, "KNOWN_WORDS", 10**6)
     check(vocabularies[False], Normalization(), [*HARD, "more"], encoder)
+
+
+def test_the_memory_of_forgotten_words_is_freed_without_garbage_collection(
+    vocabularies, monkeypatch
+):
+    encoder = Encoder(vocabularies[False], Normalization())
+    encoder.encode("the words of a text\n")
+    monkeypatch.setattr(module, "KNOWN_WORDS", 1)
+    gc.collect()
+    gc.disable()  # as while records are made
+    try:
+        encoder.encode("more\n")
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("cased", [False, True])

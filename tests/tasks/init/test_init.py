@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,13 @@ def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home)
     lines = [line for part in parts for row in part for line in row["text"].splitlines()]
     assert sorted(lines) == sorted(written)
     assert all(parts)
+    pieces = [*text.cut([written])]
+    assert [*chain.from_iterable(pieces)] == written
+    assert (
+        max(len("".join(piece)) for piece in pieces)
+        < 2 * text.LONG_DOCUMENT
+        < len("".join(written))
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.threads import on_each_rank
 
+from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import CheckpointError, ConfigError, DeviceError
 from bert_cli.parallel import devices
 from bert_cli.tasks.run import saving
@@ -48,6 +49,27 @@ def test_ranks_that_compute_differently_are_refused_on_all(name, values, kind, m
         assert [type(error) for error in errors] == [kind, kind]
         message = INSTEAD.format(name, values[1], values[0])
         assert all(message in str(error) for error in errors), errors[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"), [((None, "held_out"), ConfigError), (("/1/held_out", "/2/held_out"), None)]
+)
+def test_a_file_of_one_rank_alone_is_refused_and_other_paths_are_not(values, kind, monkeypatch):
+    for step in ("_check_same_kind", "_check_same_weights", "load_start"):
+        monkeypatch.setattr(saving, step, lambda *_: "")
+
+    def check(group):
+        job = SimpleNamespace(
+            order=PretrainSettings.model_construct(dry_run=True),
+            record={"validation_dir": values[group.rank]},
+            fixed={},
+            task=SimpleNamespace(fingerprint="", unlabelled={}),
+        )
+        engine = SimpleNamespace(group=group)
+        run = SimpleNamespace(job=job, engine=engine, state=SimpleNamespace(step=0))
+        saving.load_state(run, None)
+
+    assert [error and type(error) for error in on_each_rank(check)] == [kind, kind]
 
 
 def test_results_depend_on_versions_and_on_instructions_that_sums_use(monkeypatch, tmp_path):
