@@ -70,7 +70,7 @@ class PredictSettings(ModelSettings, ThresholdSettings, EngineSettings):
     `question` and `context`; or .csv, .tsv or .parquet with these columns. Also compressed: .gz, .bz2, .xz, .zst."""
     text_column: list[str] | None = None
     """The column or field of --input with the text; repeat it for pairs, or for question and context. By default the
-    names above or, in a .csv or .tsv for a model of `bert classify`, the columns of its run."""
+    names above or, in a .csv, .tsv or .jsonl for a model of `bert classify`, the columns of its run."""
     output: Path | None = None
     """File for the answers, by default standard output: a .csv or .tsv with the columns of --input and of the answers,
     in which a list is JSON, or .jsonl."""

@@ -120,15 +120,17 @@ def split_cells(
             yield f"{source} (line {number})", text.split("\t") if text else []
         return
     before = csv.field_size_limit(LONGEST_CELL)
-    number = 1
+    where = f"{source} (line 1)"
     try:
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
-        for row in reader:
-            yield f"{source} (line {number})", row
-            number = reader.line_num + 1
+        for number, row in enumerate(reader, 2):
+            yield where, row
+            line = reader.line_num + 1
+            # A spreadsheet counts rows, and a cell with line breaks has several lines.
+            where = f"{source} (line {line}{'' if line == number else f', row {number}'})"
     except csv.Error as error:
         remedy = "enclose a text that contains quotes in quotes, and double each quote in it"
-        raise DataError(f"{source} (line {number})", f"is not CSV ({error})", remedy) from error
+        raise DataError(where, f"is not CSV ({error})", remedy) from error
     finally:
         csv.field_size_limit(before)
 

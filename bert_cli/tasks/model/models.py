@@ -59,6 +59,8 @@ class ModelClass(WindowSizes):
     problem_type: str | None = None
     num_labels: PositiveInt | None = None
     id2label: dict[int, object] | None = None
+    text_column: list[str] | None = None
+    """Columns of the table on which an export was trained."""
 
     @field_validator("id2label")
     @classmethod

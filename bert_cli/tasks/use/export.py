@@ -14,6 +14,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +37,7 @@ from bert_cli.processes import print_line
 from bert_cli.tasks.model import models, opened
 from bert_cli.tasks.model.runtimes import GRAPH, MADE_FROM, made_of, run_graph
 from bert_cli.tasks.use import export_card, int8, static
+from bert_cli.tasks.use.predict import trained_columns
 from bert_cli.train import checkpoint
 
 Outputs = dict[str, Floats32]
@@ -92,6 +94,8 @@ def _write(settings: ExportSettings, source: models.Source) -> None:
     task = opened.task_of(source, None)
     pool = ARCHITECTURES[source.config.architecture].last_blocks[POOL.name]
     texts = int8.read_texts(settings.compare_on, source, task)
+    if columns := trained_columns(source):
+        source = replace(source, described={**source.described, "text_column": columns})
     model = opened.open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
     with atomic_folder(out) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")

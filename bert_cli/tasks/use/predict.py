@@ -29,7 +29,8 @@ from bert_cli.tasks.use import answers
 from bert_cli.text import count
 from bert_cli.train.checkpoint import read_settings
 
-COLUMN = "name the columns in the first line, or pass one by --text-column"
+FIELD = "pass one by --text-column"
+COLUMN = f"name the columns in the first line, or {FIELD}"
 LINES_JUDGED = 1000
 """Lines of an input from which hard line breaks are recognised."""
 SINGLE_LABEL = "single_label_classification"
@@ -199,7 +200,7 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
     else:
         lines = tables.lines_of(tables.decoded(sys.stdin.buffer.read(), where))
     if "text" not in kind.FIELDS:
-        yield from _of_rows(json_rows(lines, where), {}, kind, task)
+        yield from _of_rows(json_rows(lines, where), {}, kind, task, "")
         return
     if wrapped_width("\n".join(lines[:LINES_JUDGED])):
         problem = "its lines end within sentences, but each line is read as one text"
@@ -221,40 +222,51 @@ def _of_table(
     column_of = dict(zip(fields, columns or fields, strict=False)) if has_others else {}
     remarks: Counter[str] = Counter()
     needed = columns or kind.FIELDS
-    rows = tables.table_rows(path, needed, remarks, sorted(_all_fields()), COLUMN)
-    yield from _of_rows(rows, column_of, kind, task)
+    remedy = COLUMN if format_by_name(path) in TABLES else FIELD
+    rows = tables.table_rows(path, needed, remarks, sorted(_all_fields()), remedy)
+    yield from _of_rows(rows, column_of, kind, task, remedy)
     for remark, number in (+remarks).items():
         print_error(f"{path}: {number:,} {remark}")
 
 
 def _of_rows(
-    rows: Rows, column_of: Mapping[str, str], kind: type[Predictor], task: str
+    rows: Rows, column_of: Mapping[str, str], kind: type[Predictor], task: str, remedy: str
 ) -> Iterator[Input]:
-    """Yield the inputs of rows, which have the fields in these columns or, without any, under their own names."""
+    """Yield the inputs of rows, which have the fields in these columns or, without any, under their own names.
+
+    The `remedy` is for an absent one.
+    """
     taken: set[str] = set()
     for where, row in rows:
         fields = row
         if column_of:
-            check_columns(where, [column_of[name] for name in kind.FIELDS], row, COLUMN)
+            check_columns(where, [column_of[name] for name in kind.FIELDS], row, remedy)
             fields = {field: row[name] for field, name in column_of.items() if name in row}
         taken.update(row)
         context = column_of.get("context") if column_of else "context"
         columns = {name: value for name, value in row.items() if name != context}
-        yield replace(input_of(fields, where, kind, task), columns=columns, taken=taken)
+        yield replace(input_of(fields, where, kind, task, remedy), columns=columns, taken=taken)
 
 
 def trained_columns(source: models.Source) -> list[str]:
     """Return the columns of texts on which a classifier was trained, none where they are not known."""
     saved = read_settings(source.folder).settings
     task = TASKS.get(saved.get("glue_task", ""))
-    return [*task.columns] if task else saved.get("text_column") or []
+    columns = saved.get("text_column") or source.described.get("text_column") or []
+    return [*task.columns] if task else columns
 
 
 def default_columns(source: models.Source, path: Path | None, task: str) -> list[str] | None:
-    """Return the columns in which a .csv or .tsv has the texts for a classifier, None for the usual ones."""
-    if path is None or format_by_name(path) not in TABLES or task != CLASSIFICATION:
+    """Return the columns in which a table or JSON lines have the texts for a classifier, None for the usual ones."""
+    form = format_by_name(path) if path else None
+    if form not in (*TABLES, "json-lines") or task != CLASSIFICATION:
         return None
-    return trained_columns(source) or None
+    columns = trained_columns(source)
+    if path and form == "json-lines":
+        _, first = next(tables.table_rows(path, (), Counter()), ("", {}))
+        if columns == ["text"] or ("text" in first and not {*columns} <= {*first}):
+            return None
+    return columns or None
 
 
 def warn_of_single_texts(source: models.Source, task: str, inputs: Sequence[Input]) -> None:
@@ -267,12 +279,15 @@ def warn_of_single_texts(source: models.Source, task: str, inputs: Sequence[Inpu
         )
 
 
-def input_of(row: Mapping[str, Any], where: str, kind: type[Predictor], task: str) -> Input:
+def input_of(
+    row: Mapping[str, Any], where: str, kind: type[Predictor], task: str, remedy: str = ""
+) -> Input:
     """Return the fields of a row. Raises DataError for one that is missing, no string, or of another task."""
     if foreign := sorted((_all_fields() - _fields_of(kind)) & set(row)):
         reads = f"which reads {listed(kind.FIELDS)}"
         problem = f"'{foreign[0]}' is not read by task {task}, {reads}"
         raise DataError(where, problem, "remove it or choose its task")
+    check_columns(where, kind.FIELDS, row, remedy)
     names = [*kind.FIELDS, *(name for name in kind.OPTIONAL if row.get(name) is not None)]
     return Input(where, {name: tables.text_of(row, name, where) for name in names})
 

@@ -169,7 +169,7 @@ REFUSED = [
     *((f"a.{name}", "PK", "is a spreadsheet, not text; save it as CSV") for name in ("xlsx", "XLS", "ods")),
     ("a.csv", "Text,label\na,1\n", r"\(line 1\): has no column 'text', only 'Text', 'label'; did you mean 'Text'"),
     ("a.csv", "text,label,text\na,1,b\n", r"\(line 1\): has two columns 'text'"),
-    ("a.csv", 'text,label\n"a\nb",1\nc,d,e\n', r"\(line 4\): has 3 cells for 2 columns"),
+    ("a.csv", 'text,label\n"a\nb",1\nc,d,e\n', r"\(line 4, row 3\): has 3 cells for 2 columns"),
     ("a.csv", 'text,label\na,1\n"b\nc,1\nd,0\n', r"\(line 3\): is not CSV"),
     ("a.csv", "text,label\n", "contains no rows"),
     ("a.csv", "text,label\na,1\nb,1\n", r"\(label\): has one label, '1'"),

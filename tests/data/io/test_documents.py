@@ -407,7 +407,7 @@ def test_tables_are_read_by_their_header(tmp_path):
     for rows, where, problem in (
         (b"a,b\n1,2\n", "line 1", "has no column 'body', only 'a', 'b'; .*--text-field"),
         (b"body,b,body\n1,2,3\n", "line 1", "has two columns 'body'"),
-        (b'body,b\n"1\n",2\n1,2,3\n', "line 4", "has 3 cells for 2 columns"),
+        (b'body,b\n"1\n",2\n1,2,3\n', "line 4, row 3", "has 3 cells for 2 columns"),
         (b'body,b\n1,2\n"cut', "line 3", "unexpected end of data"),
     ):
         (tmp_path / "b.csv").write_bytes(rows)

@@ -456,6 +456,7 @@ def test_a_question_may_begin_with_dashes(manuals, capsys):
     ("rows", "message"),
     [
         ("question\tdocument\ndisk\tnone.txt\n", "(line 2): the index has no document 'none.txt'"),
+        ("question\tdocument\ndisk\topy.txt\n", "(line 2): the index has no document 'opy.txt'"),
         ("question\tdocument\n?!\tMOUNT\n", "has no word"),
         ("question\tanswer\n?!\tMOUNT\n", "has no column 'document'"),
         ("question\tdocument\n", "has no questions"),
@@ -477,17 +478,28 @@ def test_questions_that_cannot_be_scored_are_errors(manuals, capsys, rows, messa
         ("notes.jsonl:2", 0),
         ("manuals/tea.txt", 0),  # as `ask` prints it
         ("{folder}/manuals/tea.txt", 0),
+        ("leaf.txt", 2),
+        ("deep/leaf.txt", 0),
+        ("deep/rows.jsonl:2", 0),
+        ("rows.jsonl", 0),
     ],
 )
 def test_a_name_of_several_documents_is_an_error(manuals, capsys, name, number):
     for folder in (manuals, Path("more")):
         write(folder, {"tea.txt": f"TEA\n\nTea of {folder.name} is good.\n"})
+    write(manuals, {"a/deep/leaf.txt": "A leaf.\n", "a/leaf.txt": "Two leaves.\n"})
+    write(manuals, {"a/deep/rows.jsonl": '{"text": "Green"}\n{"text": "Black"}\n'})
     main(["search", "make", "index", "manuals", "more"])
     name = name.format(folder=Path.cwd())
     Path("queries.tsv").write_text(f"question\tdocument\ntea\t{name}\n")
     assert main(["search", "score", "index", "--queries", "queries.tsv"]) == (3 if number else 0)
-    problem = f"{name!r} names {number} documents; use its file or FILE:NUMBER, or the absolute"
-    assert (problem in capsys.readouterr().err) == bool(number)
+    message = capsys.readouterr().err
+    files = {"leaf.txt": ["manuals/a/deep/leaf.txt", "manuals/a/leaf.txt"]}
+    first, second = (
+        Path(path).resolve() for path in files.get(name, ["manuals/tea.txt", "more/tea.txt"])
+    )
+    problem = f"{name!r} names {number} documents, such as {first} and {second}; use its file or FILE:NUMBER, or"
+    assert (problem in message) == bool(number)
 
 
 def test_scores_and_export_read_the_index_at_one_time(manuals, monkeypatch):

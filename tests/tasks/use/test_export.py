@@ -15,11 +15,11 @@ from support.vectors import write_pooling
 
 import bert_cli
 from bert_cli.cli import main
-from bert_cli.config.use import ExportSettings
+from bert_cli.config.use import ExportSettings, ServeSettings
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.parse.load import load
 from bert_cli.tasks.model.opened import INPUTS
-from bert_cli.tasks.use import export, int8
+from bert_cli.tasks.use import export, int8, requests
 
 CLOSE = 2e-5
 """Outputs here are as large as 10."""
@@ -280,6 +280,24 @@ def test_the_packages_that_a_format_lacks_are_named(models, tmp_path, monkeypatc
     message = "lacks torch and onnx and onnxscript and onnxruntime;.*pip install .*'onnxruntime=="
     with pytest.raises(ConfigError, match=message):
         bert_export(model, tmp_path / "out", "--format", "onnx")
+
+
+@pytest.mark.parametrize("form", ["hf", "onnx"])
+def test_an_export_knows_the_columns_of_its_run(form, models, tmp_path, capsys):
+    need("torch", "onnx", "onnxscript", "onnxruntime")
+    run = shutil.copytree(models["text"], tmp_path / "run")
+    state = {"format": 1, "crc32c": {}, "settings": {"text_column": ["Comment"]}}
+    (run / "state.json").write_text(json.dumps(state))
+    (tmp_path / "new.csv").write_text("ID,Comment\n7,the cat\n")
+    bert_export(run, tmp_path / "out", "--format", form)
+    capsys.readouterr()
+    answers = []
+    for model in (run, tmp_path / "out"):
+        assert main(["predict", str(model), "--input", str(tmp_path / "new.csv")]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+        assert requests.open_model(ServeSettings(path=str(model)))["about"]({})["texts"] == 1
+    assert answers[1]["Comment"] == "the cat"
+    assert answers[1]["label"] == answers[0]["label"]
 
 
 # --- int8

@@ -314,6 +314,29 @@ def test_a_label_called_none_is_refused_with_none_below(models, capsys, tmp_path
         predict(capsys, model, "the cat", "--none-below", 0.5)
 
 
+@pytest.mark.parametrize(
+    ("column", "row", "read"),
+    [
+        ("Comment", {"ID": 7, "Comment": "the cat"}, "the cat"),
+        ("Comment", {"text": "a dog", "Comment": "the cat"}, "the cat"),
+        ("Comment", {"text": "a dog", "ID": 7}, "a dog"),
+        ("text", {"text": "a dog", "second": "the cat"}, "a dog"),
+    ],
+)
+def test_json_lines_have_the_field_of_the_run_or_the_usual_ones(
+    column, row, read, models, capsys, tmp_path
+):
+    run = as_run(models["text"], tmp_path / "run", text_column=[column])
+    (answer,) = predict(capsys, run, "--input", as_file(tmp_path, "new.jsonl", row))
+    second = ["--second", row["second"]] if "second" in row else []
+    (expected,) = predict(capsys, run, read, *second)
+    assert answer["probabilities"] == expected["probabilities"]
+    path = as_file(tmp_path, "other.jsonl", {"Review": "the cat"})
+    message = rf"line 1\): has no column '{column}', only 'Review'; pass one by --text-column"
+    with pytest.raises(DataError, match=message):
+        predict(capsys, run, "--input", path)
+
+
 @pytest.mark.parametrize("settings", [{"text_column": ["a", "b"]}, {"glue_task": "rte"}])
 def test_one_text_for_a_model_of_pairs_is_a_warning(settings, models, capsys, tmp_path):
     run = as_run(models["text"], tmp_path / "run", **settings)
