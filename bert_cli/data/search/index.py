@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from bert_cli.data.search.database import (
 )
 from bert_cli.data.search.late import NO_MEANING, NO_TOKENS, Meaning, Vectors
 from bert_cli.data.search.ngrams import ngram_scores
-from bert_cli.data.search.passages import Document, Passage, page_of, pages_of
+from bert_cli.data.search.passages import Document, Hit, Passage, page_of, pages_of
 from bert_cli.data.search.ranking import best_of, combined, once, reranked
 from bert_cli.errors import ConfigError, DataError, did_you_mean
 from bert_cli.files import hold_lock
@@ -54,30 +54,6 @@ LACKING = "SELECT min(id) FROM passages WHERE hash NOT IN (SELECT hash FROM vect
 Half = Literal["words", "meaning"]
 Embed = Callable[[Sequence[str]], Vectors]
 """Returns the vectors of texts."""
-
-
-class Hit(NamedTuple):
-    """A passage that answers a question."""
-
-    text: str
-    title: str
-    document: str
-    """Name of the file below the folder of its texts, and `:NUMBER` of the document if the file has several."""
-    score: float
-    """BM25 of words, the cosine of meaning, or the weighted sum of both, standardised."""
-    file: str
-    """Path of the file, with the number too."""
-    start: int
-    stop: int
-    """Characters of the passage in the text of its document."""
-    words: list[tuple[int, int]]
-    """Characters of the passage that are words of the question."""
-    passage: int
-    """Number of the passage in the index, of which `document` returns the rest."""
-    page: int | None = None
-    """Page with the most words of the question, or on which the passage begins; None for files without pages."""
-    of_document: int | None = None
-    """Passages of its document among the best 100; None where nothing was ranked."""
 
 
 class Index:
@@ -282,15 +258,20 @@ class Index:
     # --- ranking
 
     def ask(
-        self, question: str, top: int = 10, half: Half | None = None, folder: str = ""
+        self,
+        question: str,
+        top: int = 10,
+        half: Half | None = None,
+        folder: str = "",
+        passage: int | None = None,
     ) -> list[Hit]:
-        """Return the best passages of a document, of those in a folder or of all, by words and meaning or by one half.
+        """Return the best passages by words and meaning or by one half: of all, a folder, or the document of a passage.
 
         A document has more than PER_DOCUMENT of them only where the others do not have enough.
 
         Raises ConfigError for a question that cannot be asked, DataError for a damaged index.
         """
-        asked = words.parse(question)._replace(folder=folder.rstrip("/"))
+        asked = words.parse(question)._replace(folder=folder.rstrip("/"), passage=passage)
         if top < 1:
             raise ConfigError(f"top ({top})", "is less than 1", "set 1 or more")
         with self.snapshot():
@@ -303,6 +284,8 @@ class Index:
                 otherwise = "take one from the name of a document"
                 remedy = did_you_mean(asked.folder, self.folders(), otherwise)
                 raise ConfigError(f"folder ({folder!r})", "no document is in it", remedy)
+            if passage is not None:
+                self.file_of(passage)
             half = half or (None if self.embed and self._has_vectors else "words")
             if half == "words" and not asked.terms:
                 raise words.no_word(question)
@@ -380,12 +363,14 @@ class Index:
         return scores
 
     def allowed(self, asked: words.Question) -> Bools | np.bool:
-        """Return which passages [N], or whether all, have nothing that a question excludes and are of its folder."""
-        if asked.excluded == words.NOTHING and not asked.folder:
+        """Return which passages [N], or whether all, are where a question seeks, and have nothing that it excludes."""
+        if asked[2:] == (words.NOTHING, "", None):
             return np.True_
         excluded = "SELECT rowid FROM words WHERE words MATCH ?1"
         others = f"SELECT id FROM places WHERE ?2 != '' AND NOT ({INSIDE.replace('?1', '?2')})"
-        rows = self.table.execute(f"{excluded} UNION {others}", [asked.excluded, asked.folder])
+        owner = "(SELECT document FROM passages WHERE id = ?3)"
+        beyond = f"SELECT id FROM passages WHERE document != {owner}"  # none if ?3 is NULL
+        rows = self.table.execute(f"{excluded} UNION {others} UNION {beyond}", asked[2:])
         return ~np.isin(self._numbers, rows.fetchall())
 
     def folders(self) -> list[str]:
@@ -437,13 +422,14 @@ class Index:
         return self._vectors
 
     def _hit(self, number: np.int64, score: float, terms: Sequence[str]) -> Hit:
-        columns = "text, title, name || suffix, path || suffix, start, stop, pages"
+        first = "(SELECT min(id) FROM passages WHERE document = places.document)"
+        columns = f"text, title, name || suffix, path || suffix, start, stop, pages, {first}"
         query = f"SELECT {columns} FROM places WHERE id = ?"
         row = self.table.execute(query, [int(number)]).fetchone()
-        text, title, document, file, start, stop, pages = row
+        text, title, document, file, start, stop, pages, first = row
         spans = words.spans(text, terms)
         page = page_of(json.loads(pages), spans) if pages else None
-        return Hit(text, title, document, score, file, start, stop, spans, int(number), page)
+        return Hit(text, title, document, score, file, start, stop, spans, int(number), first, page)
 
     def document(self, passage: int, around: int = AROUND) -> list[Hit]:
         """Return a passage and `around` of its document on each side; none if the index no longer has it."""
@@ -453,6 +439,19 @@ class Index:
             near = "abs(id - ?) <= ? ORDER BY id"  # the numbers of a document's passages are consecutive
             rows = self.table.execute(f"{numbers} AND {near}", [passage, passage, around])
             return [self._hit(number, 0.0, ()) for (number,) in rows.fetchall()]
+
+    def file_of(self, passage: int) -> tuple[str, str]:
+        """Return path and mark of a passage's file. Raises ConfigError if the index no longer has the passage."""
+        query = "SELECT path, mark FROM places JOIN files USING (path) WHERE places.id = ?"
+        with self.snapshot():
+            row: tuple[str, str] | None = self.table.execute(query, [passage]).fetchone()
+        if row is None:
+            raise ConfigError("passage", "the index no longer has this passage", "search again")
+        return row
+
+    def sample(self, size: int) -> list[str]:
+        """Return the texts of at most as many passages, evenly spaced."""
+        return self.texts(self._numbers[:: -(-len(self._numbers) // size)].tolist())
 
 
 def hash_of(text: str) -> int:

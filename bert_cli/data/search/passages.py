@@ -37,6 +37,32 @@ DATA = re.compile(r"data:\w+/[\w.+;=-]*,[^\s)\"'<>]*|[A-Za-z0-9+/]{200,}=*|^[A-Z
 WORD = re.compile(r"[^\W_]")
 
 
+class Hit(NamedTuple):
+    """A passage that answers a question."""
+
+    text: str
+    title: str
+    document: str
+    """Name of the file below the folder of its texts, and `:NUMBER` of the document if the file has several."""
+    score: float
+    """BM25 of words, the cosine of meaning, or the weighted sum of both, standardised."""
+    file: str
+    """Path of the file, with the number too."""
+    start: int
+    stop: int
+    """Characters of the passage in the text of its document."""
+    words: list[tuple[int, int]]
+    """Characters of the passage that are words of the question."""
+    passage: int
+    """Number of the passage in the index, which no other gets."""
+    first: int
+    """Number of the first passage of its document, by which documents of one name differ."""
+    page: int | None = None
+    """Page with the most words of the question, or on which the passage begins; None for files without pages."""
+    of_document: int | None = None
+    """Passages of its document among the best 100; None where nothing was ranked."""
+
+
 class Document(NamedTuple):
     """The lines of a document, with its title."""
 

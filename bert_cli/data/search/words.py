@@ -58,6 +58,8 @@ class Question(NamedTuple):
     """What a passage must not have."""
     folder: str = ""
     """Folder of its file, as in names of documents; by default any."""
+    passage: int | None = None
+    """Number of a passage of its document; by default any."""
 
 
 class _Letters(dict[int, str]):

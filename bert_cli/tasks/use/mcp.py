@@ -79,7 +79,7 @@ def call(parameters: JSONObject, index: Index) -> JSONObject:
         problem = f"there is no tool {name!r} with such arguments; use {' or '.join(TOOLS)}"
         return refusal(WRONG_PARAMETERS, problem)
     try:
-        answer = find(name, index, ("file", "score", "words"), arguments)
+        answer = find(name, index, ("file", "first", "score", "words"), arguments)
     except BertError as mistake:
         content = {"type": "text", "text": printable(str(mistake))}
         return {"result": {"content": [content], "isError": True}}

@@ -1,5 +1,6 @@
 """What `bert serve` answers about a model or an index, over HTTP and by the Model Context Protocol."""
 
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -11,7 +12,8 @@ from pydantic import Field
 from bert_cli.config.use import ServeSettings
 from bert_cli.data.io import files
 from bert_cli.data.search import words
-from bert_cli.data.search.index import AROUND, Half, Hit, Index
+from bert_cli.data.search.index import AROUND, Half, Index
+from bert_cli.data.search.passages import Hit
 from bert_cli.errors import BertError, ConfigError, DataError
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import Loaded, validate
@@ -25,6 +27,7 @@ QUESTION = re.compile(
     re.MULTILINE,
 )
 """A short sentence that asks."""
+SAMPLE = 500  # passages in which questions are sought: it takes 20 ms
 OUTER = re.compile(r"^[\W_]+|[\W_]+$")  # marks around a word
 Call = Callable[[JSONObject], object]
 """Answers the JSON of a request. Raises ConfigError for a wrong one."""
@@ -44,10 +47,12 @@ class Search(Settings, use_attribute_docstrings=True):
     """Rank by words or by meaning alone."""
     folder: str = ""
     """Folder of the documents, as it stands in their names, or a document; by default all."""
+    passage: int | None = Field(None, ge=1)
+    """Number of a passage, whose document alone is searched."""
 
     def hits(self, index: Index) -> list[Hit]:
         """Return the passages."""
-        return index.ask(self.question, self.top, self.half, self.folder)
+        return index.ask(self.question, self.top, self.half, self.folder, self.passage)
 
 
 class Read(Settings, use_attribute_docstrings=True):
@@ -132,11 +137,15 @@ def open_index(settings: ServeSettings) -> Mapping[str, Call]:
         return facts
 
     def file(sent: JSONObject) -> object:
-        hits = validate(Read, Loaded({**sent, "around": 0})).hits(index)
-        names = [hit.file for hit in hits] + [hit.file.rpartition(":")[0] for hit in hits]
-        path = next((Path(name) for name in names if Path(name).is_file()), None)
-        if path is None:
-            raise ConfigError("passage", "its file is gone", "run `bert search make` again")
+        name, mark = index.file_of(validate(Read, Loaded(sent)).passage)
+        path = Path(name)
+        state = (-1, -1)  # of a file that is gone, or of a link to another
+        with suppress(OSError):
+            if os.path.realpath(name) == name:
+                state = path.stat().st_size, path.stat().st_mtime_ns
+        if not mark.startswith(f"({state[0]}, {state[1]}, "):
+            problem = "its file is gone, or has changed since `bert search make`"
+            raise ConfigError("passage", problem, "run it again")
         return path, is_plain(path)
 
     answers = {name: partial(find, name, index, ("file",)) for name in TOOLS}
@@ -153,11 +162,10 @@ def is_plain(path: Path) -> bool:
 
 
 def examples(index: Index) -> list[str]:
-    """Return up to three questions: some that the text asks, or else for titles of its documents."""
-    asking = "SELECT text FROM passages WHERE text LIKE '%?%' OR text LIKE '%？%' LIMIT 1000"
-    texts = [text for (text,) in index.table.execute(asking)]
+    """Return up to three questions: some that a sample of the text asks, or else titles of its documents."""
+    texts = [text for text in index.sample(SAMPLE) if "?" in text or "？" in text]
     titles = index.table.execute("SELECT DISTINCT title FROM documents ORDER BY id LIMIT 1000")
     asked = dict.fromkeys(text.strip() for text in QUESTION.findall("\n".join(texts)))
-    rows = [[*asked], [f"What is {title}?" for (title,) in titles]]
+    rows = [[*asked], [title for (title,) in titles]]
     few = [row[n * len(row) // 3] for row in rows for n in range(3) if row]
     return list(dict.fromkeys(few))[:3]

@@ -382,6 +382,13 @@ def test_a_number_of_a_passage_is_not_used_again(tmp_path):
     assert index.document(gone) == []
 
 
+def test_a_sample_is_evenly_spaced_and_of_all_where_these_are_few(index):
+    count = len(TEXTS)
+    assert index.sample(count) == index.sample(count + 1) == TEXTS
+    assert index.sample(count - 1) == TEXTS[::2]
+    assert index.sample(1) == TEXTS[:1]
+
+
 def test_a_document_is_read_around_a_passage(index):
     passages = [Passage(n, n + 1, f"word{n}") for n in range(1000)]
     with write_index(index.path) as other, other.changing():

@@ -56,7 +56,7 @@ def test_a_search_is_answered_as_open_index_answers(half, index, found):
     assert hits and str(index.parent) not in answer.text and answer.json()["missing"] == []
     about = get(f"{found}api/about").json()
     assert about.pop("passages") >= len(hits)
-    assert about.pop("examples") == [QUESTION, "What is title?", "What is Boats?"]
+    assert about.pop("examples") == [QUESTION, "title", "Boats"]
     expected = {"task": "search", "name": "my.index", "has_meaning": True, "documents": 3}
     assert about == expected | {"folders": ["<b>dark", "sea"], "has_new_vectors": False}
 
@@ -68,15 +68,20 @@ def test_a_document_is_read_around_its_passage(index, found):
     assert post(f"{found}api/read", json={"passage": 10**6}).json() == {"hits": []}
 
 
-def test_the_file_of_a_passage_is_sent_as_text_or_to_be_saved(index, tmp_path):
+def test_the_file_of_a_passage_is_sent_as_text_or_to_be_saved(tmp_path):
     pages = [lines("Sails", "A sail needs wind."), lines("Masts", "A mast of spruce is light.")]
     (tmp_path / "boats.pdf").write_bytes(made_pdf(pages))
     (tmp_path / "evil.html").write_text("<title>wind</title><p>A script of the wind.</p>")
     (tmp_path / "two.txt").write_text("The wind of spring.\n\nA mast in the wind.\n")
     make = ["search", "make", str(tmp_path / "my.index"), str(tmp_path / "*.*")]
     assert main([*make, "--documents", "blank-lines"]) == 0
+    for number in (1, 2):  # as paragraphs are named
+        (tmp_path / f"two.txt:{number}").write_text("not indexed")
     with in_a_thread(tmp_path / "my.index") as address:
-        for hit in post(f"{address}api/search", json={"question": "wind"}).json()["hits"]:
+        hits = post(f"{address}api/search", json={"question": "wind"}).json()["hits"]
+        of_names = {hit["document"].partition(":")[0]: hit for hit in hits}
+        assert len({hit["document"] for hit in hits}) == 4 and len(of_names) == 3
+        for hit in hits:
             answer = get(f"{address}api/file?passage={hit['passage']}")
             name = hit["document"].partition(":")[0]
             assert answer.content == (tmp_path / name).read_bytes()
@@ -86,8 +91,18 @@ def test_the_file_of_a_passage_is_sent_as_text_or_to_be_saved(index, tmp_path):
             assert (kind == "text/plain; charset=utf-8") == is_text
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
             assert str(tmp_path) not in str(answer.headers)
+        changed = tmp_path / "evil.html"
+        changed.write_text(changed.read_text().upper())
         (tmp_path / "two.txt").unlink()
-        answer = get(f"{address}api/file?passage={hit['passage']}")
+        (tmp_path / "boats.pdf").rename(tmp_path / "moved.pdf")
+        (tmp_path / "boats.pdf").symlink_to(tmp_path / "moved.pdf")  # the same size and time
+        for hit in of_names.values():
+            answer = get(f"{address}api/file?passage={hit['passage']}")
+            assert answer.status_code == 400
+            problem = "its file is gone, or has changed since `bert search make`; run it again"
+            assert answer.json()["error"] == f"passage: {problem}"
+        gone = get(f"{address}api/file?passage={10**6}").json()["error"]
+        assert gone == "passage: the index no longer has this passage; search again"
         evil = {"Host": "evil.example"}
         assert get(f"{address}api/file?passage=1", headers=evil).status_code == 421
         for number in ("x", "../../etc/passwd", str(10**6)):
@@ -102,6 +117,7 @@ def test_the_file_of_a_passage_is_sent_as_text_or_to_be_saved(index, tmp_path):
         ("search", {"question": "-coffee"}, "has no word; ask with a word"),
         ("search", {"question": "a", "folder": "seas"}, "('seas'): no document is in it; did you mean 'sea'?"),
         ("search", {"question": "a", "half": "luck"}, "half"),
+        ("search", {"question": "a", "passage": 10**6}, "the index no longer has this passage; search again"),
         ("search", {"question": "a", "top": 0}, "top"),
         ("search", {"question": "?!"}, "has no word; ask with a word"),
         ("read", {"passage": "x"}, "passage: got 'x'"),
@@ -342,6 +358,27 @@ def test_a_long_text_has_two_hits_and_is_read_whole_with_its_indents(tmp_path, p
         assert "".join(parts.all_text_contents()) == text
         link = page.get_by_role("link", name="plain file").get_attribute("href")
         assert get(f"{address}{link}").text == text
+
+
+def test_documents_of_one_name_have_their_passages_apart(tmp_path, page):
+    for name in "ab":
+        rows = (
+            f"Row {n} of {name} is odd, {'so that it is long, ' * 40}{n}.\n\n" for n in range(4)
+        )
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.txt").write_text(f"Title {name}\n\n{''.join(rows)}")
+    make = ["search", "make", tmp_path / "my.index", tmp_path / "a", tmp_path / "b"]
+    assert main([*map(str, make)]) == 0
+    with in_a_thread(tmp_path / "my.index") as address:
+        page.goto(f"{address}?q=odd")
+        more = page.locator("li.more", has_text=" more in Title b")
+        more.wait_for()
+        titles = page.locator(".hit a").all_text_contents()
+        assert sorted(titles) == ["Title a", "Title a", "Title b", "Title b"]
+        more.get_by_role("button").click()
+        more.wait_for(state="detached")
+        titles = page.locator(".hit a").all_text_contents()
+        assert (titles.count("Title a"), titles.count("Title b")) == (2, 4)
 
 
 def test_a_long_page_is_read_whole_in_its_passages(tmp_path, page):
