@@ -7,7 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from bert_cli.config.search import SearchAskSettings
-from bert_cli.data.search.index import Half, Hit
+from bert_cli.data.io.files import format_by_name
+from bert_cli.data.search.index import Half
+from bert_cli.data.search.passages import Hit
 from bert_cli.errors import UNPRINTABLE, printable
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import console, print_line
@@ -15,6 +17,7 @@ from bert_cli.tasks.search.opened import open_index
 
 MOST_BYTES = 50_000_000
 """Of a file whose line is looked up: that takes 0.2 s."""
+ROWS = ("json-lines", "csv", "tsv", "parquet")  # formats whose documents are rows
 BEGINNING = 8
 """Words of a passage that are found in a file, where its end differs."""
 
@@ -25,17 +28,20 @@ def run(settings: SearchAskSettings) -> None:
     Raises ConfigError for a question without words, DataError for a damaged index.
     """
     half: Half | None = "words" if settings.words else "meaning" if settings.meaning else None
-    hits = open_index(settings.index, half).ask(settings.question, settings.top, half)
+    index = open_index(settings.index, half)
+    with index.snapshot():
+        hits = index.ask(settings.question, settings.top, half)
+        paths = [index.file_of(hit.passage)[0] for hit in hits]
     if settings.json_file:
         output_json(settings.json_file, [hit._asdict() for hit in hits])
     if is_stdout(settings.json_file):
         return
     if not hits:
         print_line("No passage has a word or a phrase of the question.")
-    for number, hit in enumerate(hits, 1):
-        path = os.path.relpath(hit.file)
-        file = hit.file if path.startswith("..") else path
-        print_line(printable(f"{number}. {hit.title} ({file}{place_of(hit)})"))
+    for number, (hit, path) in enumerate(zip(hits, paths, strict=True), 1):
+        below = os.path.relpath(path)
+        file = path if below.startswith("..") else below
+        print_line(printable(f"{number}. {hit.title} ({file}, {place_of(hit, path)})"))
         # One for one, so that the positions of the words stay.
         shown = UNPRINTABLE.sub(
             lambda found: found[0] if found[0] in "\n\t" else "\ufffd", hit.text
@@ -51,22 +57,26 @@ def run(settings: SearchAskSettings) -> None:
             print_line(f"{shown}\n")
 
 
-def place_of(hit: Hit) -> str:
-    """Return the place of a passage behind its file: the page, the line as editors read it, or the characters.
+def place_of(hit: Hit, path: str) -> str:
+    """Return the place of a passage in its file: the page, the line as editors read it, or the row and characters.
 
     The line is found by the words, because joined lines have other characters than the file. Of places with the same
     words it is the nearest.
     """
     if hit.page is not None:
-        return f", page {hit.page:,}"
+        return f"page {hit.page:,}"
+    characters = f"characters {hit.start:,}-{hit.stop:,} of its text"
+    if document := hit.file.removeprefix(path):
+        kind = "row" if format_by_name(Path(path)) in ROWS else "document"
+        return f"{kind} {document[1:]}, {characters}"
     text = ""
     with suppress(OSError, UnicodeDecodeError):
-        if os.path.getsize(hit.file) <= MOST_BYTES:
-            text = Path(hit.file).read_text(encoding="utf-8")
+        if os.path.getsize(path) <= MOST_BYTES:
+            text = Path(path).read_text(encoding="utf-8")
     words = hit.text.split()
     for sought in (words, words[:BEGINNING]):
         places = [match.start() for match in re.finditer(r"\s+".join(map(re.escape, sought)), text)]
         if places:
             line = 1 + text.count("\n", 0, min(places, key=lambda n: abs(n - hit.start)))
-            return f":{line}"
-    return f", characters {hit.start:,}-{hit.stop:,} of its text"
+            return f"line {line:,}"
+    return characters

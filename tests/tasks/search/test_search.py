@@ -76,14 +76,21 @@ def test_a_question_is_answered_with_title_and_place(manuals, capsys):
     assert "with --model also by their meaning" in out
     assert main(["search", "ask", "index", "How do I mount a disk?", "--top", "1"]) == 0
     assert capsys.readouterr().out == (
-        "1. MOUNT (manuals/mount.txt:1)\nMOUNT\nThe command mounts a disk. It needs a folder.\n\n"
+        "1. MOUNT (manuals/mount.txt, line 1)\nMOUNT\nThe command mounts a disk. It needs a folder.\n\n"
     )
     # Joined lines, a passage without its lines in the file, and a file that is gone.
     line = "A zebra needs a stable, and hay of the last summer, which the\n  keeper brings in.\n"
     write(manuals, {"zoo.md": f"# Zoo\r\n\r\n{line * 9}\r\n"})
     (manuals / "rows.jsonl").write_text(json.dumps({"text": "Zebras\nneed a groom."}))
     assert main(["search", "make", "index", "manuals"]) == 0
-    for asked, end in (("zebra stable", "zoo.md:1)"), ("groom", "rows.jsonl, characters 0-")):
+    # A row, beside a file with the name of its document.
+    (manuals / "notes.jsonl:2").write_text(MANUALS["notes.jsonl"])
+    expected = (
+        ("zebra stable", "zoo.md, line 1)"),
+        ("groom", "rows.jsonl, characters 0-"),
+        ("music", "notes.jsonl, row 2, characters 0-"),
+    )
+    for asked, end in expected:
         capsys.readouterr()
         assert main(["search", "ask", "index", asked, "--top", "1"]) == 0
         assert f" (manuals/{end}" in capsys.readouterr().out
