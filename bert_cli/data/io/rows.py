@@ -123,11 +123,12 @@ def split_cells(
     where = f"{source} (line 1)"
     try:
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
-        for number, row in enumerate(reader, 2):
+        for row_number, row in enumerate(reader, 2):
             yield where, row
-            line = reader.line_num + 1
+            line_number = reader.line_num + 1
             # A spreadsheet counts rows, and a cell with line breaks has several lines.
-            where = f"{source} (line {line}{'' if line == number else f', row {number}'})"
+            also = "" if line_number == row_number else f", row {row_number}"
+            where = f"{source} (line {line_number}{also})"
     except csv.Error as error:
         remedy = "enclose a text that contains quotes in quotes, and double each quote in it"
         raise DataError(where, f"is not CSV ({error})", remedy) from error

@@ -83,7 +83,7 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
             remedy = f"use a title, a file or FILE:NUMBER, such as {next(iter(positions), '')!r}"
             raise DataError(where, f"the index has no document {name!r}", remedy)
         if len(sources := positions[key]) > 1:
-            paths = {position: numbered for position, (*_, numbered, _, _) in documents}
+            paths: dict[str | int, str] = {n: path for n, (*_, path, _, _) in documents}
             first, second, *_ = [paths.get(source, source) for source in sources]
             number = f"{sum(map(len, sources.values())):,} documents"
             problem = f"{name!r} names {number}, such as {first} and {second}"
