@@ -104,9 +104,11 @@ def test_transformers_and_an_export_have_the_form_of_the_labels(base, trained, t
 
     assert main(["export", str(trained), str(tmp_path / "out"), "--format", "hf"]) == 0
     checkpoint = best_checkpoint(trained)
-    for name in ("decision.json", "config.json"):
-        ours, theirs = ((at / name).read_text() for at in (checkpoint, tmp_path / "out"))
-        assert json.loads(ours) == json.loads(theirs)
+    for name, added in (("decision.json", {}), ("config.json", {"text_column": ["text"]})):
+        ours, theirs = (
+            json.loads((at / name).read_text()) for at in (checkpoint, tmp_path / "out")
+        )
+        assert ours | added == theirs
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.count("## Thresholds") == 1 and 'model=".", top_k=None)' in card
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
