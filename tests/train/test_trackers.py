@@ -124,7 +124,7 @@ def test_wandb_runs_have_names_and_ids_of_their_own_or_of_the_sweep(
         if name == "sweep":
             monkeypatch.setenv("WANDB_RUN_ID", "s4mple1d")
         with ExitStack() as closing:
-            trackers.wandb(WANDB, {}, tmp_path / name, closing)(1, {"a": 1.0})
+            trackers.wandb({"wandb": WANDB}, tmp_path / name, closing)(1, {"a": 1.0})
         run, steps = wandb_runs.pop()
         assert run.id == (tmp_path / name / "wandb_id").read_text()
         assert (run.id == "s4mple1d") == (name == "sweep")
