@@ -94,8 +94,8 @@ def _write(settings: ExportSettings, source: models.Source) -> None:
     task = opened.task_of(source, None)
     pool = ARCHITECTURES[source.config.architecture].last_blocks[POOL.name]
     texts = int8.read_texts(settings.compare_on, source, task)
-    if columns := trained_columns(source):
-        source = replace(source, described={**source.described, "text_column": columns})
+    if text_columns := trained_columns(source):
+        source = replace(source, described={**source.described, "text_column": text_columns})
     model = opened.open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
     with atomic_folder(out) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
