@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     time, because a signal would turn the exit code of a complete run into -15 or -2.
     """
     if arguments is None:
-        gc.disable()  # until the code is loaded: objects of modules stay, and counting them takes a tenth of the start
+        gc.disable()  # until the code is loaded: objects of modules stay, and searching them takes a tenth of the start
     open_streams()
     set_result(True)
     # TensorFlow's log messages bury the output of a run; its errors are exceptions too.

@@ -31,7 +31,7 @@ from bert_cli.processes import print_line
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
 POSITIONS_OF_A_TEXT = 8  # a row of S positions holds at most S / 8 texts
 ROWS_IN_A_BATCH = 16  # numbers of rows to choose from; more numbers would be traced more often
-FEW_TEXTS = 2_000  # their batches have one shape: compiling others would take a third of the time of `--few`
+FEW_TEXTS = 2_000  # their batches have one shape: TensorFlow compiles the step for each shape, seconds each time
 SAMPLED_EPOCHS = 3  # that decide this shape; a later step that needs more rows is compiled again
 CACHE_FORMAT = 4  # increase it when features are built differently
 ENCODED_AT_ONCE = 5_000  # texts; the results of the library take about 100 bytes a token

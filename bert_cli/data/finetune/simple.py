@@ -48,10 +48,10 @@ def by_regression(
     """Return labels [m] by logistic regression on one and two words of texts (tf-idf), or on vectors [n, D].
 
     Sublinear term frequencies and C = 10 are as good as any simple pipeline of scikit-learn on short and on long texts.
-    More than two labels of texts have a linear support vector machine, which takes a tenth of the time and is as good;
-    vectors are scaled as by `bert classify --few`. Examples with one label, or without a word, have the most frequent
-    label. Of several labels [n, L] return log odds [m, L], each by a regression of its own. `weights` are shaped as
-    labels; their ratio to the mean counts.
+    More than two labels of texts have a linear support vector machine. For 5,191 questions about 30 articles it takes a
+    thirtieth of the time, and labels 0.791 correctly instead of 0.761. Vectors are scaled as by `bert classify --few`.
+    Examples with one label, or without a word, have the most frequent label. Of several labels [n, L] return log odds
+    [m, L], each by a regression of its own. `weights` are shaped as labels; their ratio to the mean counts.
     """
     from sklearn import feature_extraction, linear_model, svm  # takes a second
     from threadpoolctl import threadpool_limits

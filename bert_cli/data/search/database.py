@@ -52,6 +52,12 @@ COMMIT;
 """
 
 
+def state_of(path: Path) -> str:
+    """Return the size of a file and the time of its last change, with which its mark in an index begins."""
+    stat = path.stat()
+    return f"{stat.st_size} {stat.st_mtime_ns} "
+
+
 @contextmanager
 def report_damage(path: Path) -> Iterator[None]:
     """Raise DataError for a failure of SQLite."""

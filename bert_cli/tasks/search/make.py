@@ -15,6 +15,7 @@ from bert_cli.data.io import files, inputs
 from bert_cli.data.io.documents import recognise_lines, sample_of
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.search import late
+from bert_cli.data.search.database import state_of
 from bert_cli.data.search.index import Index, write_index
 from bert_cli.data.search.passages import (
     Document,
@@ -64,10 +65,7 @@ def run(settings: SearchMakeSettings) -> None:
 def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) -> None:
     """Read new and changed files, and remove those that are not among the `names`."""
     form = settings.input_format, settings.text_field, settings.documents
-    marks = {
-        str(path): repr((stat.st_size, stat.st_mtime_ns, names[path], *form))
-        for path, stat in ((path, path.stat()) for path in names)
-    }
+    marks = {str(path): f"{state_of(path)}{(name, *form)!r}" for path, name in names.items()}
     # A file that was left out has its mark and, on another line, its problem.
     rows = index.table.execute("SELECT path, mark FROM files")
     known = {path: mark.partition("\n") for path, mark in rows}

@@ -93,15 +93,13 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
         response.headers.update(headers)
         return response
 
-    def endpoint(name: str, call: Call) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(call: Call) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            is_file = name == "file"
             sent = await sent_by(request)
-            sent |= {"passage": request.query_params.get("passage")} if is_file else {}
             answering = asyncio.get_running_loop().run_in_executor(worker, call, sent)
             try:
                 row: Any = await answering
-                return sent_file(*row) if is_file else JSONResponse(row)
+                return sent_file(*row) if isinstance(row, tuple) else JSONResponse(row)
             except ConfigError as mistake:
                 return refused(400, str(mistake))
             except Exception as failure:  # its message may have a path
@@ -115,10 +113,7 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
     return Starlette(
         routes=[
             Route("/", lambda request: HTMLResponse(page)),
-            *(
-                Route(f"/api/{name}", endpoint(name, calls[name]), methods=[way])
-                for name, way in ways
-            ),
+            *(Route(f"/api/{name}", endpoint(calls[name]), methods=[way]) for name, way in ways),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
         exception_handlers={HTTPException: lambda _, e: refused(e.status_code, e.detail)},
@@ -155,7 +150,10 @@ def refusal(request: Request, token: str | None) -> tuple[int, str]:
 
 
 async def sent_by(request: Request) -> JSONObject:
-    """Return the JSON object of a request, by default an empty one. Raises HTTPException for what is none."""
+    """Return the JSON object of a POST request, by default an empty one, or the query of a GET request.
+
+    Raises HTTPException for what is no JSON object.
+    """
     body = b""
     async for part in request.stream():  # to its end: a client that still sends reads no answer
         body = body + part if len(body) <= MOST_BYTES else body
@@ -167,4 +165,4 @@ async def sent_by(request: Request) -> JSONObject:
         sent = None
     if not isinstance(sent, dict):
         raise HTTPException(400, "the request is not a JSON object: send one, in UTF-8")
-    return sent
+    return sent if request.method == "POST" else dict(request.query_params)

@@ -76,8 +76,8 @@ def run(settings: PredictSettings) -> None:
     added = {
         of: opened.name_beside(of, taken) for of in (*predictor.empty_answer(), opened.TRUNCATED)
     }
-    if beside := [f"'{of}' is {name!r}" for of, name in added.items() if of != name]:
-        what = f"of the answers {', '.join(beside)}, because the input has that column"
+    if renamed := [f"'{of}' is {name!r}" for of, name in added.items() if of != name]:
+        what = f"of the answers {', '.join(renamed)}, because the input has that column"
         print_error(f"{settings.input}: {what}")
     needed = settings.text_column or kind.FIELDS
     names = [*shown, *added.values()]

@@ -12,6 +12,7 @@ from pydantic import Field
 from bert_cli.config.use import ServeSettings
 from bert_cli.data.io import files
 from bert_cli.data.search import words
+from bert_cli.data.search.database import state_of
 from bert_cli.data.search.index import AROUND, Half, Index
 from bert_cli.data.search.passages import Hit
 from bert_cli.errors import BertError, ConfigError, DataError
@@ -137,16 +138,14 @@ def open_index(settings: ServeSettings) -> Mapping[str, Call]:
         return facts
 
     def file(sent: JSONObject) -> object:
-        name, mark = index.file_of(validate(Read, Loaded(sent)).passage)
+        request = validate(Read, Loaded({"passage": sent.get("passage")}))
+        name, mark = index.file_of(request.passage)
         path = Path(name)
-        state = (-1, -1)  # of a file that is gone, or of a link to another
         with suppress(OSError):
-            if os.path.realpath(name) == name:
-                state = path.stat().st_size, path.stat().st_mtime_ns
-        if not mark.startswith(f"({state[0]}, {state[1]}, "):
-            problem = "its file is gone, or has changed since `bert search make`"
-            raise ConfigError("passage", problem, "run it again")
-        return path, is_plain(path)
+            if os.path.realpath(name) == name and mark.startswith(state_of(path)):
+                return path, is_plain(path)
+        problem = "its file is gone, or has changed since `bert search make`"
+        raise ConfigError("passage", problem, "run it again")
 
     answers = {name: partial(find, name, index, ("file",)) for name in TOOLS}
     return {"about": about, "file": file, **answers}
