@@ -25,10 +25,10 @@ SLOW_TIMEOUT = 1500
 LONGEST_FIRST = (
     "pretrain", "damage", "serve", "layouts", "export", "finetune", "engine", "task_commands", "extract",
     "model", "dask_backend", "update", "scaling", "modernbert", "calibrated", "search", "windows",
-    "embed_teacher", "start", "several_labels", "processes", "corpora", "jax_mesh", "few", "card",
+    "embed_teacher", "stored_models", "several_labels", "processes", "corpora", "jax_mesh", "few", "card",
     "beside_pytorch", "schedules", "embed", "average", "runtimes", "byte_level_model", "wrapping", "init", "bench",
     "data", "launch", "slurm", "trackers", "documents", "embed_loss", "mistakes", "runner", "preprocess", "duplicates",
-    "own_text", "torture",
+    "own_text", "imports", "torture",
 )  # fmt: skip
 """Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
 

@@ -198,6 +198,12 @@ def test_a_file_is_short_has_short_functions_and_opens_with_its_idea():
                 assert length <= LONGEST_FUNCTION, f"{path}:{node.lineno} {node.name} ({length})"
 
 
+def test_every_file_of_tests_has_a_name_of_its_own():
+    """Pytest imports a file by its name alone: of two with the same name, it refuses the second."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({*names}) == sorted(names)
+
+
 def test_no_variable_stands_for_any_noun():
     vague = {"one", "own", "most", "other", "here", "found", "given", "named", "wanted"}
     for path, tree in TREES.items():
