@@ -59,13 +59,13 @@ class PretrainSettings(TrainSettings):
 
     @property
     def corpora(self) -> list[WeightedCorpus]:
-        """Return the folders or addresses of `dataset_dir` with their weights."""
+        """Return the folders of `dataset_dir` with their weights."""
         records = self.dataset_dir
         return [WeightedCorpus(path=records)] if isinstance(records, str) else records or []
 
     @property
     def dataset_paths(self) -> list[str]:
-        """Return the folders or addresses of `dataset_dir`."""
+        """Return the folders of `dataset_dir`."""
         return [corpus.path for corpus in self.corpora]
 
     @property

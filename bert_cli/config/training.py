@@ -160,7 +160,7 @@ class WeightedCorpus(Settings):
     """One of several corpora that a run reads."""
 
     path: PathOrName
-    """Folder or address of the records."""
+    """Folder of the records."""
     weight: PositiveFloat = 1.0
     """Relative weight of the corpus in the mixture."""
 

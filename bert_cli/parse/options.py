@@ -293,8 +293,8 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     for word in unknown:
         flag = word.partition("=")[0]
         remedy = did_you_mean(flag, flags, f"see {program} --help")
-        if program == "bert doctor" and flag == "--config":
-            remedy = "a run is checked by `bert doctor pretrain`"
+        if program == "bert doctor":
+            remedy = did_you_mean(flag, flags, "a run is checked by `bert doctor pretrain`")
         elif positional:
             remedy += "; write a text that begins with - behind --"
         known = why_unknown(flag.lstrip("-").replace("-", "_"))

@@ -66,7 +66,7 @@ PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "safetensors")
 ORIGINS = {
     "examples_per_step": " (of global_batch)",
     "total_steps": " (of the number of examples or epochs, and global_batch)",
-    "step_sizes": " (of the growth of global_batch and its replicas, and of stages)",
+    "step_sizes": " (of the growth of global_batch and its replicas)",
     "corpus": " (the examples that are read)",
     "chosen_on_half": " (of validation_file)",
 }

@@ -62,7 +62,7 @@ def test_an_export_keeps_the_training_and_adds_the_scores(home, tmp_path):
 
 
 def test_a_card_names_every_corpus_and_the_labels():
-    mixture = [{"path": "/data/a/128", "weight": 1.0}, {"path": "s3://bucket/b", "weight": 2.0}]
+    mixture = [{"path": "/data/a/128", "weight": 1.0}, {"path": "/data/b", "weight": 2.0}]
     state = {"step": 3, "fixed": {}, "epoch_size": 1200, "settings": {"dataset_dir": mixture}}
     assert "| data | 128, b, 1,200 examples |" in training_section(state)
     synthetic = {"dataset_dir": "/x/a", "generated_dataset": True}

@@ -51,7 +51,6 @@ DESCRIPTION = (
 )
 # Absent where another tool made the records.
 OPTIONAL = ("next_sentence",)
-"""[records + 1] byte where each record's frame starts, and the end of the file."""
 
 
 def run(settings: IndexSettings) -> None:
@@ -101,7 +100,7 @@ def record_files(folder: Path) -> list[Path]:
 
 
 def read_index(path: Path) -> Ints64 | None:
-    """Return the offsets in the index of a record file; None where it is absent, older or does not fit the file."""
+    """Return the offsets [records + 1] in the index of a file; None where it is absent, older or does not fit."""
     index = path.with_suffix(".index")
     records = path.stat()
     try:

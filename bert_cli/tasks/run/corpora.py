@@ -1,4 +1,4 @@
-"""The examples of pre-training: one corpus or several, on this disk or on object storage, or synthetic.
+"""The examples of pre-training: one corpus or several, or synthetic.
 
 Records that do not fit the run, or the model from which it starts, are refused before anything is built.
 """
