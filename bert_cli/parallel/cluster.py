@@ -28,6 +28,8 @@ PORTS = range(20_000, 32_000)
 PORTS_OF_STEP = 64
 STEPS_OF_JOB = 8
 CONNECT_SECONDS = 2.0
+REPORT_SECONDS = 60.0  # after which the ranks that have not started are named
+RETRY_SECONDS = 0.5
 LOOPBACK = "lo"
 ON_ALL = "it listens on all interfaces, so the network must be trusted"
 
@@ -71,12 +73,9 @@ def address_of(worker: str) -> tuple[str, int]:
 class Rendezvous:
     """Settings for joining the processes, and for the detection of lost processes."""
 
-    report_after_seconds: float = 60.0
-    """Time after which the ranks that have not started are named."""
     lost_after_seconds: int = 20
     register_seconds: float = 300.0
     """Time within which all processes must have started."""
-    retry_seconds: float = 0.5
     stop_requested: Callable[[], bool] = lambda: False
 
 
@@ -246,11 +245,11 @@ def wait_for_processes(
                     "check that all processes are started and listen on the interface of their addresses; "
                     "--cluster.start-within-seconds sets the time",
                 )
-            if now - reported > rendezvous.report_after_seconds:
+            if now - reported > REPORT_SECONDS:
                 reported = now
                 waited = f"rank {processes.rank} ({address}) has waited {now - began:.0f} s"
                 print_error(f"cluster: {waited} for {names} to start")
-            time.sleep(rendezvous.retry_seconds)
+            time.sleep(RETRY_SECONDS)
 
 
 def not_connected(processes: Processes, reason: object) -> DeviceError:

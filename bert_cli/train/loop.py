@@ -29,6 +29,7 @@ from bert_cli.processes import is_repeated, note, on_stop_signals
 Hook = Callable[["Info"], None]
 Prepare = Callable[[Engine, Batch, UpdateRequest], Batch]
 Metrics = dict[str, float]
+SKIPPED_STEPS = 20  # in a row, after which a run ends
 STOPPING = "saving and stopping; a second request stops at once"
 
 
@@ -78,7 +79,6 @@ class Step:
     """Return the numbers of a step's micro-batches, counted from the start of the run over all processes."""
     learning_rate: Rate
     max_gradient_norm: float | None
-    max_skipped_steps: int = 20
     stop_requested: StopRequested = lambda: False
     prepare: Prepare = lambda engine, batch, request: batch
     """Return the batch with the columns that the task computes for this step; all processes call it."""
@@ -86,7 +86,7 @@ class Step:
     def __call__(self, batch: Batch) -> Metrics:
         """Run a step on this process' part of its batch, arrays [M, B, ...]; return means over the complete step.
 
-        Raises DeviceError after `max_skipped_steps` non-finite gradients in a row, and whatever `Engine.update`
+        Raises DeviceError after SKIPPED_STEPS non-finite gradients in a row, and whatever `Engine.update`
         raises; the state is then unchanged.
         """
         state = self.state
@@ -108,7 +108,7 @@ class Step:
         # A skipped step is complete too, so that the batches that follow stay a function of the step.
         state.step += 1
         in_a_row = state.loss_scale.skipped_in_a_row
-        if in_a_row >= self.max_skipped_steps:
+        if in_a_row >= SKIPPED_STEPS:
             raise DeviceError(
                 f"step {state.step}",
                 f"the gradient was not finite in {in_a_row} steps in a row (loss scale {state.loss_scale.value:g})",
@@ -147,20 +147,19 @@ class Every:
     steps: int | None = None
     minutes: float | None = None
     last_step: int | None = None
-    clock: Callable[[], float] = time.monotonic
     agreed: Callable[[bool], bool] = bool
     """Return the common decision of all processes for this process' decision."""
 
     def __post_init__(self) -> None:
-        self.since = self.clock()
+        self.since = time.monotonic()
 
     def due(self, step: int) -> bool:
         """Return whether the hook is due after this step; if so, the minutes start again."""
         by_steps = self.steps is not None and step % self.steps == 0
-        by_time = self.minutes is not None and self.clock() - self.since >= 60 * self.minutes
+        by_time = self.minutes is not None and time.monotonic() - self.since >= 60 * self.minutes
         is_due = self.agreed(by_steps or by_time or step == self.last_step)
         if is_due:
-            self.since = self.clock()
+            self.since = time.monotonic()
         return is_due
 
 

@@ -134,25 +134,19 @@ class Pace:
     The first step of a process is left out: it includes tracing. `work` returns the work of all steps before a step.
     """
 
-    def __init__(
-        self,
-        total_steps: int,
-        clock: Callable[[], float] = time.monotonic,
-        work: Callable[[int], int] = lambda step: step,
-    ) -> None:
+    def __init__(self, total_steps: int, work: Callable[[int], int]) -> None:
         self.total_steps = total_steps
-        self.clock = clock
-        self.started = clock()
+        self.started = time.monotonic()
         self.work = work
         self.recent: deque[float] | None = None
 
     def restart(self) -> None:
         """Start the clock of the next step."""
-        self.started = self.clock()
+        self.started = time.monotonic()
 
     def after_step(self, step: int, examples: float, tokens: float) -> dict[str, float]:
         """Return the speed metrics of the step that has just ended; `tokens` exclude padding."""
-        now = self.clock()
+        now = time.monotonic()
         seconds = max(now - self.started, 1e-9)
         self.started = now
         each = seconds / (self.work(step) - self.work(step - 1))
@@ -176,11 +170,8 @@ class Forecast:
     margin of 10 % on both sides. The first micro-batch is left out, because it still warms up.
     """
 
-    def __init__(
-        self, report: Callable[[float, float], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, report: Callable[[float, float], None]) -> None:
         self.report = report
-        self.clock = clock
         self.is_reported = False
         self.starts: list[float] = []
         self.times: list[float] = []
@@ -189,7 +180,7 @@ class Forecast:
         """Return a `stop_requested` that also notes the time; it is called before each micro-batch."""
 
         def asked() -> bool:
-            self.starts.append(self.clock())
+            self.starts.append(time.monotonic())
             if len(self.starts) > 2:
                 self._add(self.starts[-1] - self.starts[-2])
             return stop_requested()

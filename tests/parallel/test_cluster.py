@@ -138,22 +138,29 @@ def free_ports(number: int) -> list[str]:
     return addresses
 
 
-def test_missing_processes_are_named_with_their_addresses_and_a_stop_request_ends_the_wait(capsys):
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(cluster, "REPORT_SECONDS", 0.02)
+    monkeypatch.setattr(cluster, "RETRY_SECONDS", 0.01)
+
+
+def test_missing_processes_are_named_with_their_addresses_and_a_stop_request_ends_the_wait(
+    soon, capsys
+):
     here, absent, other = free_ports(3)
     requests = iter([False] * 6 + [True])
     listens = socket.create_server(("localhost", int(other.rpartition(":")[2])))
     with listens, pytest.raises(StoppedWhileJoiningError):
-        seconds = {"report_after_seconds": 0.02, "retry_seconds": 0.01}
-        rendezvous = Rendezvous(**seconds, stop_requested=lambda: next(requests))
+        rendezvous = Rendezvous(stop_requested=lambda: next(requests))
         wait_for_processes(Processes((here, absent, other), 0), rendezvous)
     printed = capsys.readouterr().err
     assert f" s for rank 1 ({absent}: Connection refused) to start" in printed
     assert other not in printed
 
 
-def test_a_process_that_does_not_start_and_a_port_in_use_are_errors():
+def test_a_process_that_does_not_start_and_a_port_in_use_are_errors(soon):
     here, absent = free_ports(2)
-    rendezvous = Rendezvous(register_seconds=0.1, retry_seconds=0.01)
+    rendezvous = Rendezvous(register_seconds=0.1)
     with pytest.raises(DeviceError, match=rf"rank 0 \({absent}: .*\)\): cannot be reached"):
         wait_for_processes(Processes((absent, here), 1), rendezvous)
     uses = socket.create_server(("", int(here.rpartition(":")[2])))

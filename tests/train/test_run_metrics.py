@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import sys
+import time
 
 import pytest
 from support.terminal import Terminal
@@ -86,15 +87,23 @@ def test_the_accuracy_of_a_masked_lm_is_also_a_number_of_words():
     assert in_words({"accuracy": 0.5}) == ""
 
 
-def test_the_pace_excludes_the_first_step_and_the_time_between_steps():
-    now = 0.0
-    pace = Pace(10, clock=lambda: now)
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 0.0
+
+    monkeypatch.setattr(time, "monotonic", lambda: Clock.now)
+    return Clock
+
+
+def test_the_pace_excludes_the_first_step_and_the_time_between_steps(clock):
+    pace = Pace(10, lambda step: step)
     for step, seconds in ((1, 30.0), (2, 2.0), (3, 2.0)):  # the first is traced
-        now += seconds
+        clock.now += seconds
         speed = pace.after_step(step, 64.0, 640.0)
         if step == 1:
             assert (speed["seconds_per_step"], speed["seconds_left"]) == (30.0, 9 * 30.0)
-        now += 100.0  # a checkpoint
+        clock.now += 100.0  # a checkpoint
         pace.restart()
     assert (speed["examples_per_second"], speed["tokens_per_second"]) == (32.0, 320.0)
     assert speed["seconds_left"] == 14.0
@@ -149,16 +158,9 @@ def test_a_failure_of_the_progress_bar_ends_the_bar_and_not_the_run(bar_on):
         assert not bar.shown
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_duration_is_forecast_from_the_first_micro_batches_of_a_long_step():
-    reported, clock = [], Clock()
-    asked = Forecast(lambda *times: reported.append(times), clock).noting_each_start(lambda: True)
+def test_a_duration_is_forecast_from_the_first_micro_batches_of_a_long_step(clock):
+    reported = []
+    asked = Forecast(lambda *times: reported.append(times)).noting_each_start(lambda: True)
     # The first micro-batch takes 30 s, as it warms up, and is left out.
     for clock.now in (0.0, 30.0, 34.0):
         assert asked()
@@ -168,9 +170,9 @@ def test_a_duration_is_forecast_from_the_first_micro_batches_of_a_long_step():
     assert reported == [pytest.approx((0.9 * 4, 1.1 * 5))]
 
 
-def test_a_duration_is_forecast_from_the_first_steps_where_they_are_short():
-    reported, clock = [], Clock()
-    forecast = Forecast(lambda *times: reported.append(times), clock)
+def test_a_duration_is_forecast_from_the_first_steps_where_they_are_short(clock):
+    reported = []
+    forecast = Forecast(lambda *times: reported.append(times))
     asked = forecast.noting_each_start(lambda: False)
     for step, times in enumerate([None, *[[9.0, 0.1]] * 8, [0.2], [0.1], [0.5]]):
         # The time between steps, in which a checkpoint is saved, is none of a micro-batch.

@@ -123,7 +123,7 @@ def _listed(client: "httpx2.Client", wiki: str, date: str) -> tuple[str, str]:
         with _get(client, url, {}) as response:
             return response.read().decode("utf-8", errors="replace")
 
-    text = _retry(url, read, lambda: 0)
+    text = _retry(url, read)
     day = r"\d{8}" if date == "latest" else date
     pattern = rf"^([0-9a-f]{{40}}) [ *]({re.escape(wiki)}-{day}-{re.escape(KIND)})\s*$"
     match = re.search(pattern, text, re.MULTILINE)
@@ -160,7 +160,7 @@ def _transfer(client: "httpx2.Client", url: str, part: Path) -> int:
 
     before = _size(part)
     with Progress("download", None, done=before) as bar:
-        _retry(url, request, lambda: _size(part))
+        _retry(url, request, part)
     return _size(part) - before
 
 
@@ -184,17 +184,17 @@ def _get(client: "httpx2.Client", url: str, headers: dict[str, str]) -> Iterator
         raise ConnectionLostError(str(error) or type(error).__name__) from None
 
 
-def _retry(url: str, attempt: Callable[[], Result], received: Callable[[], int]) -> Result:
-    """Call `attempt` until it succeeds. Raises DataError when all PAUSES are used up without progress."""
+def _retry(url: str, attempt: Callable[[], Result], part: Path | None = None) -> Result:
+    """Call `attempt` until it succeeds. Raises DataError when all PAUSES are used up while no `part` has grown."""
     failures = 0
-    reached = received()
+    reached = _size(part)
     while True:
         try:
             return attempt()
         except ConnectionLostError as error:
-            if received() >= reached + PROGRESS_BYTES:
+            if _size(part) >= reached + PROGRESS_BYTES:
                 failures = 0
-                reached = received()
+                reached = _size(part)
             if failures == len(PAUSES):
                 raise DataError(
                     f"download ({url})",
@@ -209,8 +209,8 @@ def _retry(url: str, attempt: Callable[[], Result], received: Callable[[], int])
             time.sleep(pause)
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def _size(path: Path | None) -> int:
+    return path.stat().st_size if path and path.exists() else 0
 
 
 def _sha1(path: Path) -> str:

@@ -13,7 +13,7 @@ from bert_cli.config.tools import DoctorRunSettings, DoctorSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.errors import BertError, DataError, install_command
 from bert_cli.facts.optimizers import MOMENT_BYTES
-from bert_cli.files import existing, free_bytes, is_writable
+from bert_cli.files import existing, free_bytes, is_writable, size_of
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.runtime import Devices
 from bert_cli.planning import checks, layout
@@ -151,7 +151,7 @@ def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:
     every = order.keep_every_steps
     steps = draft.plan.total_steps if draft.plan is not None else 0
     number = order.keep_checkpoints + (steps // every if every else 0)
-    used = sum(file.stat().st_size for path in saved for file in path.iterdir())
+    used = size_of(file for path in saved for file in path.iterdir())
     free = free_bytes(folder)
     needed = max(0, (number + 1) * each - used)
     text = (

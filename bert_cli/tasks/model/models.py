@@ -25,7 +25,7 @@ from bert_cli.data.tokens.tokenizer import VOCAB_FILE, TextTokenizer, TokenizerF
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import SEVERAL_LABELS
-from bert_cli.files import JSONObject, read_json, verify_checkpoint
+from bert_cli.files import JSONObject, read_json, size_of, verify_checkpoint
 from bert_cli.model.arithmetic import scaling
 from bert_cli.model.names import hf, published
 from bert_cli.model.names import tensorflow as tensorflow_names
@@ -291,8 +291,8 @@ def find_source(
     source = Source(folder, described, str(where), weights, stored=stored)
     config = source.config  # raises an error for sizes that do not fit each other
     least = config.embedding_weights + config.num_hidden_layers * config.layer_weights
-    files = filter(Path.is_file, source.folder.iterdir())
-    if least > (size := sum(path.stat().st_size for path in files)):
+    size = size_of(filter(Path.is_file, source.folder.iterdir()))
+    if least > size:
         problem = f"describes {least:,} weights, but all files beside it have only {size:,} bytes"
         raise CheckpointError(source.where, problem, "copy the model again")
     read_embedding(source.folder)

@@ -86,9 +86,9 @@ def open_vectors(
 ) -> Embedding:
     """Return what computes the vectors of texts, with the pooling and the length of the model's folder."""
     settings = PredictSettings(model=str(source.folder), batch_size=batch_size, normalize=normalize)
-    if warns:
-        Embedding.read_defaults(source, settings)
     defaults = embeddings.read_embedding(source.folder)
+    if warns:
+        defaults = Embedding.read_defaults(source, settings)
     settings = settings.model_copy(update={"pooling": defaults.get("pooling", "mean")})
     positions = source.config.max_position_embeddings
     length = min(positions, defaults.get("max_seq_length", positions))

@@ -17,7 +17,7 @@ from bert_cli.data.finetune.labels import Decision
 from bert_cli.data.random import chooses
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSONObject, atomic_folder
-from bert_cli.parallel.engine import Batch, Engine, Value
+from bert_cli.parallel.engine import Batch, Engine, StopRequested, Value
 from bert_cli.processes import print_line
 from bert_cli.statistics import Examples, Sample, Score, describe, difference, intervals
 from bert_cli.text import count
@@ -139,7 +139,7 @@ class Scorer:
     order: TrainSettings
     """The order of the run."""
     task: Task
-    stop: Callable[[], bool]
+    stop: StopRequested
     """Asked between batches, since a large set takes minutes."""
     outputs: Sequence[int] | None = None
     """The model's output of each label of the task; None if the order is the same."""

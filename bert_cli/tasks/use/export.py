@@ -30,7 +30,7 @@ from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import POOL
 from bert_cli.facts.modernbert import MAX_SCORED, QUERIES
-from bert_cli.files import atomic_folder, check_new_folder
+from bert_cli.files import atomic_folder, check_new_folder, size_of
 from bert_cli.model.build import named_weights
 from bert_cli.model.names import hf, published
 from bert_cli.processes import print_line
@@ -136,7 +136,7 @@ def _write(settings: ExportSettings, source: models.Source) -> None:
             made_from = f"{made_of(source)} {settings.precision}"
             (folder / MADE_FROM).write_text(made_from, encoding="utf-8")
         export_card.write_card(settings, model, folder, notes)
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    size = size_of(filter(Path.is_file, out.rglob("*")))
     print_line(
         f"export: {out}, {size / 1e6:.1f} MB; {'before quantization' if notes else 'loaded again'}, "
         f"its outputs differ by at most {difference:.1e} "
