@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -136,6 +137,35 @@ def shared_data() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return REAL_DATA
+
+
+class Printed(NamedTuple):
+    """What a command has printed."""
+
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def last(self) -> Any:
+        return json.loads(self.out.splitlines()[-1])
+
+
+@pytest.fixture
+def bert(capsys: pytest.CaptureFixture[str]) -> Callable[..., Printed]:
+    """A function that runs a command in this process; `code` is its exit code."""
+
+    def run(*words: object, code: int = 0) -> Printed:
+        from bert_cli.cli import main
+
+        capsys.readouterr()
+        assert main([*map(str, words)]) == code
+        return Printed(*capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

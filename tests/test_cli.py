@@ -32,20 +32,17 @@ sys.exit(cli.main())
     assert process.returncode == 130
 
 
-def test_help_version_and_an_unknown_command(capsys):
+def test_help_version_and_an_unknown_command(bert, capsys):
     for words in ([], ["--help"]):
-        assert main(words) == 0
-        text = capsys.readouterr().out
+        text = bert(*words).out
         titles = [line for line in text.splitlines() if line.endswith(":")][:-1]
         assert titles == [f"{title}:" for title in GROUPS.values()]
         assert text.split(titles[0])[1].split()[0] == "init"
         assert all(f"  {name.split()[0]} " in text for name in COMMANDS)
         assert "(plan pretrain|squad|glue|ner|classify|embed" in text
-    assert main(["--version"]) == 0
-    text = capsys.readouterr().out
+    text = bert("--version").out
     assert text.startswith("bert ") and "\npython 3." in text and "tensorflow 2.21" in text
-    assert main(["pre-train"]) == 2
-    assert "did you mean 'pretrain'?" in capsys.readouterr().err
+    assert "did you mean 'pretrain'?" in bert("pre-train", code=2).err
     for name in COMMANDS:
         with pytest.raises(SystemExit) as end:
             main([*name.split(), "--help"])
@@ -81,12 +78,10 @@ def test_a_missing_file_or_column_of_a_training_is_found_before_tensorflow_is_lo
         ("classify", "bert init TEXT OUT --for labels` or --config FILE"),
     ],
 )
-def test_a_training_command_without_arguments_ends_with_two_ways_forward(command, forward, capsys):
-    assert main([command]) == 2
-    *_, last = capsys.readouterr().err.splitlines()
+def test_a_training_command_without_arguments_ends_with_two_ways_forward(command, forward, bert):
+    *_, last = bert(command, code=2).err.splitlines()
     assert last.replace("`, or with ", "` or ").endswith(forward)
-    assert main([command, "--seed", "1"]) == 2
-    assert "start with" not in capsys.readouterr().err
+    assert "start with" not in bert(command, "--seed", "1", code=2).err
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if COMMANDS[name].module])
@@ -103,18 +98,17 @@ def test_the_code_of_every_command_is_where_the_table_says(name):
     ],
 )  # fmt: skip
 def test_a_file_or_folder_that_cannot_be_used_is_a_message(
-    name, make, command, message, tmp_path, capsys
+    name, make, command, message, tmp_path, bert
 ):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     make(path)
-    assert main([*command.split(), str(tmp_path / "out")]) == 3
-    printed = capsys.readouterr()
+    printed = bert(*command.split(), tmp_path / "out", code=3)
     assert printed.err.startswith("bert: ") and message in printed.err and printed.out == ""
     assert str(tmp_path) in printed.err and "Traceback" not in printed.err
 
 
-def test_an_error_of_the_system_is_a_message_and_a_defect_keeps_its_traceback(monkeypatch, capsys):
+def test_an_error_of_the_system_is_a_message_and_a_defect_keeps_its_traceback(monkeypatch, bert):
     def fail_with(error: Exception) -> None:
         def fail(arguments):
             raise error
@@ -130,8 +124,7 @@ def test_an_error_of_the_system_is_a_message_and_a_defect_keeps_its_traceback(mo
         (MemoryError("7 TiB for an array"), 5, "memory: 7 TiB for an array; "),
     ):
         fail_with(error)
-        assert main([]) == code
-        assert message in capsys.readouterr().err
+        assert message in bert(code=code).err
     ours = OSError(errno.ENOENT, "ours", cli.__file__)
     # A pipe that breaks elsewhere, as to a worker process, is not the reader of the output.
     for error in (OSError("no number"), ours, KeyError(), BrokenPipeError(32, "a pipe")):
@@ -185,18 +178,17 @@ def test_a_log_that_cannot_be_written_is_lost_and_a_result_is_an_error(
     ],
 )
 def test_ctrl_c_promises_that_the_command_continues_only_where_it_does(
-    words, continues, monkeypatch, capsys
+    words, continues, monkeypatch, bert
 ):
     def interrupted(settings):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Command, "run_function", lambda command: interrupted)
-    assert main(words.split()) == 130
-    printed = capsys.readouterr().err.splitlines()[-1]
+    printed = bert(*words.split(), code=130).err.splitlines()[-1]
     assert printed == "bert: interrupted" + "; the same command continues" * continues
 
 
-def test_a_log_level_is_before_or_after_the_command(monkeypatch, capsys):
+def test_a_log_level_is_before_or_after_the_command(monkeypatch, bert, capsys):
     for words in ("--log-level warning index --help", "index --log-level=warning --help"):
         monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         with pytest.raises(SystemExit):
@@ -204,8 +196,7 @@ def test_a_log_level_is_before_or_after_the_command(monkeypatch, capsys):
         assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "1"
         assert "usage: bert index" in capsys.readouterr().out
     for words in (["--log-level", "loud", "index"], ["index", "--log-level"]):
-        assert main(words) == 2
-        assert "--log-level: takes one of debug, info, warning, error" in capsys.readouterr().err
+        assert "--log-level: takes one of debug, info, warning, error" in bert(*words, code=2).err
     assert set(TENSORFLOW_LEVELS) == set(LOG_LEVELS)
 
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -22,7 +22,6 @@ from support.bert import write_program
 from support.command_lines import JOBS, load_command
 
 from bert_cli import errors
-from bert_cli.cli import main
 from bert_cli.commands import COMMANDS, split_command
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.modernbert import ModernBertConfig
@@ -145,15 +144,14 @@ def test_the_commands_of_the_guide_run_unchanged(guide):
 
 
 @pytest.mark.slow
-def test_the_commands_that_serve_a_model_run_unchanged(guide, capsys):
+def test_the_commands_that_serve_a_model_run_unchanged(guide, bert):
     folder, _ = guide
     printed = run_page("small.md", folder)
     home = folder / "serve"
     assert right_of(home / "runs/labels") >= 32
     (served,) = json.loads((home / "label.json").read_text())
     text = "The river carries ice and stones down the mountain."
-    assert main(["predict", str(home / "runs/labels"), text]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(bert("predict", home / "runs/labels", text).out)
     assert served["label"] == answer["label"] == "earth"
     # int8 against float32: 0.0002 apart when this was written.
     assert abs(served["probability"] - answer["probability"]) < 0.02

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.io.manifest import read_manifest, recorded_settings
 from bert_cli.data.records.corpus import read_corpus
@@ -42,10 +41,9 @@ def test_a_file_of_another_format_is_refused_by_its_name(name, read, number, tmp
     )
 
 
-def test_the_settings_of_another_version_are_refused_as_a_config(tmp_path, capsys):
+def test_the_settings_of_another_version_are_refused_as_a_config(tmp_path, bert):
     path = tmp_path / "settings.json"
     for values in (with_checksum({"seed": 1}), {"format": 2, "seed": 1}):
         path.write_text(json.dumps(values))
-        assert main(["pretrain", "--config", str(path)]) == 2
-        error = capsys.readouterr().err
+        error = bert("pretrain", "--config", path, code=2).err
         assert f"{path} (" in error and "was made by another version of bert" in error

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.tiny_models import metrics_of
 
 from bert_cli.cli import main
@@ -29,10 +28,6 @@ def run_command(words: list[str]) -> int:
 
 def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def last_line(capsys: pytest.CaptureFixture[str]) -> Any:
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def numbers_of(run: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ import pytest
 from support.processes import assert_gone, numbers
 from support.tiny_models import TINY_RUN, flags_of
 
-from bert_cli.cli import main
 from bert_cli.config.tools import LaunchSettings
 from bert_cli.errors import BertError, ConfigError, DeviceError
 from bert_cli.parallel.cluster import find_processes
@@ -82,23 +81,21 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES)
-def test_a_mistake_is_reported_once_before_anything_starts(words, message, monkeypatch, capsys):
+def test_a_mistake_is_reported_once_before_anything_starts(words, message, monkeypatch, bert):
     monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("started"))
     if "TF_CONFIG" in message:
         config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    assert main(["launch", *words, *([] if "--" in words else ["--", "pretrain"])]) == 2
-    out, printed = capsys.readouterr()
+    out, printed = bert("launch", *words, *[] if "--" in words else ["--", "pretrain"], code=2)
     assert message in printed and len(printed.splitlines()) == 1 and out == ""
 
 
-def test_a_dry_run_prints_every_command_and_starts_none(monkeypatch, capsys):
+def test_a_dry_run_prints_every_command_and_starts_none(monkeypatch, bert):
     monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("started"))
     words = ["launch", "--dry-run", "--processes", "2", "--hosts", "a,b"]
     replicas = ["--global-batch.replicas", "4"]
     command = ["--", "pretrain", *TINY, *replicas, "--wandb.name", "it's -- mine"]
-    assert main([*words, *command]) == 0
-    printed = capsys.readouterr().out
+    printed = bert(*words, *command).out
     assert "on the interfaces of these hosts' addresses without authentication" in printed
     lines = [line for line in printed.splitlines() if line.startswith("[")]
     assert [line[:9] for line in lines] == ["[0] ssh a", "[1] ssh a", "[2] ssh b", "[3] ssh b"]

@@ -238,13 +238,12 @@ MISTAKES = [
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("line", "code", "message"), MISTAKES)
 def test_a_mistake_has_its_exit_code_and_a_message_and_leaves_nothing(
-    home, line, code, message, monkeypatch, capsys
+    home, line, code, message, monkeypatch, bert
 ):
     monkeypatch.chdir(home)
     shutil.rmtree(home / "new", ignore_errors=True)
     steps = sorted((home / "run").iterdir())
-    assert main(shlex.split(line)) == code
-    printed = capsys.readouterr()
+    printed = bert(*shlex.split(line), code=code)
     assert message in printed.err.replace("\n", " "), printed.err
     assert not any(text.startswith("{") for text in printed.out.splitlines()), "a result"
     assert not list(home.glob("new/[!l]*")) and sorted((home / "run").iterdir()) == steps

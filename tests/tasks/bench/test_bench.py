@@ -90,10 +90,9 @@ def test_a_measurement_of_pre_training_leaves_only_its_metrics(tmp_path, capsys,
         assert name in out
 
 
-def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(tmp_path, capsys):
+def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(tmp_path, bert):
     line = words(tmp_path, config={**SMALL, "max_sequences_per_pack": 3})
-    assert main([*line, "--json", "-"]) == 0
-    printed = capsys.readouterr()
+    printed = bert(*line, "--json", "-")
     assert "measured steps" in printed.err
     metrics = json.loads(printed.out)
     packs = metrics["positions_per_second"] / 40

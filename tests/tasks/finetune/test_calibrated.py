@@ -10,7 +10,7 @@ import pytest
 from scipy.special import softmax
 from sklearn.metrics import log_loss
 from support.hf_models import change_weights
-from support.runs import last_line, lines_of
+from support.runs import lines_of
 from support.tiny_models import write_base
 
 import bert_cli
@@ -99,7 +99,7 @@ def test_half_of_the_held_out_texts_chooses_the_temperature_and_the_other_is_rep
 
 
 def test_bert_predict_has_the_calibrated_probability_and_says_none_below_one(
-    run, temperature, capsys, tmp_path
+    run, temperature, bert, tmp_path
 ):
     expected = softmax(logits_of(best_checkpoint(run), TEXTS) / temperature, 1)
     rows = bert_cli.load(run).label(TEXTS)
@@ -108,9 +108,7 @@ def test_bert_predict_has_the_calibrated_probability_and_says_none_below_one(
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     level = float(np.sort(expected.max(1))[1:3].mean())
     words = ["--input", str(tmp_path / "texts.txt"), "--none-below", str(level)]
-    capsys.readouterr()
-    assert main(["predict", str(run), *words]) == 0
-    sure = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    sure = bert("predict", run, *words).rows
     for row, usual in zip(sure, rows, strict=True):
         label = usual["label"] if usual["probability"] >= level else "none"
         assert (row["text"], row["label"]) == (usual["text"], label)
@@ -151,17 +149,15 @@ def test_the_weights_of_a_checkpoint_stay_and_scoring_it_again_changes_nothing(
 
 
 def test_a_model_without_one_probable_label_or_with_a_damaged_temperature_is_refused(
-    run, temperature, tmp_path, capsys
+    run, temperature, tmp_path, bert, capsys
 ):
     copied = change_weights(best_checkpoint(run), tmp_path / "copied", {})
     (copied / "decision.json").write_text(json.dumps(with_checksum({"temperature": 0.0})))
-    assert main(["predict", str(copied), "good"]) == 4
-    assert "decision.json (temperature)" in capsys.readouterr().err
+    assert "decision.json (temperature)" in bert("predict", copied, "good", code=4).err
     (copied / "decision.json").unlink()
     described = json.loads((copied / "config.json").read_text())
     described["problem_type"] = "multi_label_classification"
     (copied / "config.json").write_text(json.dumps(described))
     assert main(["predict", str(copied), "good", "--none-below", "0.5"]) == 2
     assert "none_below (0.5): has no effect on a model for multi_label" in capsys.readouterr().err
-    assert main(["predict", str(copied), "good"]) == 0
-    assert "labels" in last_line(capsys)
+    assert "labels" in bert("predict", copied, "good").last

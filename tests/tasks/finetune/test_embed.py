@@ -6,7 +6,6 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from support.runs import last_line
 from support.tiny_models import OTHERS, TINY, metrics_of
 from support.vectors import arguments, pairs, write_pooling
 
@@ -90,14 +89,13 @@ def test_simcse_trains_on_texts_with_themselves(home):
 
 
 def test_sentence_transformers_opens_a_checkpoint_and_gives_the_vectors_of_predict(
-    home, trained, capsys
+    home, trained, bert
 ):
     from sentence_transformers import SentenceTransformer
 
     texts = [f"the {word} was very good " * 9 for word in OTHERS]
     (home / "input.txt").write_text("\n".join(texts) + "\n")
-    assert main(["predict", str(trained), "--input", str(home / "input.txt")]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = bert("predict", trained, "--input", home / "input.txt").rows
     newest = complete_checkpoints(trained)[-1]
     model = SentenceTransformer(str(newest), device="cpu")
     np.testing.assert_allclose([row["embedding"] for row in rows], model.encode(texts), atol=1e-5)
@@ -105,11 +103,11 @@ def test_sentence_transformers_opens_a_checkpoint_and_gives_the_vectors_of_predi
     assert all(row["truncated"] for row in rows), "at 32 tokens, as in training"
 
 
-def test_shortened_vectors_are_scored_predicted_and_ranked(home, trained, capsys):
+def test_shortened_vectors_are_scored_predicted_and_ranked(home, trained, bert, capsys):
     judged = ["--validation-file", str(home / "sts.csv"), "--max-seq-length", "32"]
     start = ["embed", "--pretrained-ckpt-path", str(trained), "--no-do-training", *judged]
-    assert main([*start, "--matryoshka", f"{TINY.hidden_size},8,4"]) == 0
-    assert list(last_line(capsys)) == ["spearman", "spearman_dim8", "spearman_dim4"]
+    scores = bert(*start, "--matryoshka", f"{TINY.hidden_size},8,4").last
+    assert list(scores) == ["spearman", "spearman_dim8", "spearman_dim4"]
     texts = [f"the {word} was very good" for word in OTHERS[:5]]
     file = home / "short.txt"
     file.write_text("\n".join(texts) + "\n\n")
@@ -121,8 +119,7 @@ def test_shortened_vectors_are_scored_predicted_and_ranked(home, trained, capsys
     expected = complete[:, :8] / np.linalg.norm(complete[:, :8], axis=1, keepdims=True)
     np.testing.assert_allclose(short, expected, atol=1e-6)
     words = ["predict", str(trained), texts[0], "--task", "similarity", "--dimensions", "8"]
-    assert main([*words, "--input", str(file), "--top", "4"]) == 0
-    ranked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    ranked = bert(*words, "--input", file, "--top", "4").rows
     cosines = dict(zip(texts, expected @ expected[0], strict=True))
     assert [row["text"] for row in ranked] == sorted(texts, key=cosines.get, reverse=True)[:4]
     similarities = [row["similarity"] for row in ranked]

@@ -39,9 +39,7 @@ def vectors_of(*arguments):
     return taught(*arguments).labels["teacher_vectors"]
 
 
-def test_vectors_of_a_teacher_are_computed_once_for_each_text(
-    teachers, tmp_path, monkeypatch, capsys
-):
+def test_vectors_of_a_teacher_are_computed_once_for_each_text(teachers, tmp_path, monkeypatch):
     texts = (teachers / "texts.txt").read_text().splitlines()
     read = []
     of_texts = Embedding.of_texts

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 from support.metrics import scores_of
-from support.runs import continues_bit_for_bit, last_line, lines_of
+from support.runs import continues_bit_for_bit, lines_of
 from support.tiny_models import write_base
 
 from bert_cli.cli import main
@@ -79,14 +79,13 @@ def test_the_classifier_of_each_checkpoint_is_scikit_learns_regression(name, bas
     np.testing.assert_allclose(both, probabilities.max(1), atol=1e-5)
 
 
-def test_a_run_resumes_bit_for_bit_and_its_scores_are_found_again(base, trained, capsys):
+def test_a_run_resumes_bit_for_bit_and_its_scores_are_found_again(base, trained, bert):
     again = ["--checkpoint-every-steps", "8"]
     continues_bit_for_bit(trained, lambda run: main(arguments(base, run, *again)), 8)
     scored = shutil.copytree(trained, base / "scored")
     words = ["classify", "--no-do-training", "--validation-file", base / "dev.csv"]
     words += ["--save-ckpt-path", scored, "--cache-dir", "null", "--max-seq-length", "40"]
-    assert main([*map(str, words)]) == 0
-    assert last_line(capsys) == scores_of(trained)
+    assert bert(*words).last == scores_of(trained)
 
 
 def test_each_seed_trains_on_pairs_of_its_own(base, tmp_path):
@@ -114,6 +113,5 @@ def test_pairs_are_of_one_label_and_bounded():
         (["--class-weights", "balanced"], "few"),
     ],
 )
-def test_what_few_does_not_do_is_refused(flags, message, base, tmp_path, capsys):
-    assert main(arguments(base, tmp_path / "run", *flags)) == 2
-    assert message in capsys.readouterr().err
+def test_what_few_does_not_do_is_refused(flags, message, base, tmp_path, bert):
+    assert message in bert(*arguments(base, tmp_path / "run", *flags), code=2).err

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.hf_models import change_weights
 from support.metrics import printed_scores, scores_of
-from support.runs import assert_same_end, last_line, lines_of
+from support.runs import assert_same_end, lines_of
 from support.tiny_models import write_base
 
 from bert_cli.cli import main
@@ -84,27 +84,24 @@ def test_transformers_knows_the_labels_the_length_and_the_tokens_of_the_best_che
     assert len(tokenizer("good " * 90, truncation=True)["input_ids"]) == 64
 
 
-def test_a_model_is_scored_without_training(base, trained, capsys):
+def test_a_model_is_scored_without_training(base, trained, bert):
     words = ["classify", "--validation-file", str(base / "dev.csv"), "--no-do-training"]
     words += ["--max-seq-length", "64", "--cache-dir", str(base / "cache")]
     output = base / "only" / "scored"
-    assert main([*words, "--pretrained-ckpt-path", str(trained), "--output-dir", str(output)]) == 0
-    out = capsys.readouterr().out
+    out = bert(*words, "--pretrained-ckpt-path", trained, "--output-dir", output).out
     assert json.loads(out.splitlines()[-1]) == scores_of(trained) == scores_of(output)
     rows, expected = (lines_of(run / "predictions.jsonl") for run in (output, trained))
     assert [row["predicted"] for row in rows] == [row["predicted"] for row in expected]
     assert f"scores {best_checkpoint(trained)}" in out
     assert "confusion of all 61 held-out texts (columns" in out
-    assert main(["predict", str(trained), rows[0]["text"]]) == 0
-    assert last_line(capsys)["label"] == rows[0]["predicted"]
+    assert bert("predict", trained, rows[0]["text"]).last["label"] == rows[0]["predicted"]
 
 
-def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base, capsys):
+def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base, bert):
     run = base / "halves"
     words = [*arguments(base, run, "--num-epochs", "1", validation=False)]
     words += ["--held-out-fraction", "0.3", "--evaluate-every-steps", "2"]
-    assert main(words) == 0
-    out = capsys.readouterr().out
+    out = bert(*words).out
     scores = printed_scores(out)
     assert "from the half of the held-out texts that chose nothing" in out
     rows = lines_of(run / "predictions.jsonl")
@@ -122,17 +119,16 @@ def test_half_of_the_held_out_texts_chooses_and_the_other_half_is_reported(base,
     assert f"| accuracy | {scores['accuracy']:.4f} [" in card
 
 
-def test_a_run_without_held_out_texts_can_be_scored_on_a_file_later(base, capsys):
+def test_a_run_without_held_out_texts_can_be_scored_on_a_file_later(base, bert):
     run = base / "later"
     words = ["--num-epochs", "0.5"]
     assert main([*arguments(base, run, *words, validation=False), "--no-do-validation"]) == 0
-    assert main(arguments(base, run, *words)) == 0
-    assert "; n 61, chosen on the same examples" in capsys.readouterr().out
+    assert "; n 61, chosen on the same examples" in bert(*arguments(base, run, *words)).out
 
 
 @pytest.mark.slow
 def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
-    base, trained, capsys
+    base, trained, bert, capsys
 ):
     run = base / "seeds"
     words = ["--num-epochs", "1", "--seed", "5"]
@@ -158,10 +154,9 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     # The model that they start from has a classifier for these labels.
     assert "new weights from the seed" not in out
     scores = scores_of(run / "seed_6")
-    assert main(arguments(base, run / "seed_6", *words, "--no-do-training", **start)) == 0
-    assert last_line(capsys) == scores
-    assert main(["predict", str(run), "good"]) == 4
-    assert str(run / "seed_5") in capsys.readouterr().err
+    again = bert(*arguments(base, run / "seed_6", *words, "--no-do-training", **start))
+    assert again.last == scores
+    assert str(run / "seed_5") in bert("predict", run, "good", code=4).err
 
 
 def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypatch):
@@ -185,7 +180,7 @@ def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypat
 
 
 @pytest.mark.slow
-def test_a_run_ends_after_evaluations_without_a_better_score(base, capsys):
+def test_a_run_ends_after_evaluations_without_a_better_score(base, bert, capsys):
     run = base / "early"
     rate = ["--optimizer-opts.learning-rate.max-learning-rate", "1e-7"]  # changes no score
     assert main(arguments(base, run, *rate, "--early-stop", "1")) == 0
@@ -195,15 +190,14 @@ def test_a_run_ends_after_evaluations_without_a_better_score(base, capsys):
     assert main(arguments(base, run, *rate, "--early-stop", "1")) == 0
     ended = "run: ended early at step 20 of 30; a larger --early-stop continues"
     assert ended in capsys.readouterr().out
-    assert main(["runs", str(run)]) == 0
-    assert "  done  " in capsys.readouterr().out
+    assert "  done  " in bert("runs", run).out
     # A run with more patience continues.
     assert main(arguments(base, run, *rate, "--early-stop", "2")) == 0
     assert [path.name for path in complete_checkpoints(run)][-1] == "step_00000030"
 
 
 def test_the_same_command_scores_what_was_not_scored_and_prints_the_scores_again(
-    base, trained, capsys, monkeypatch
+    base, trained, bert, monkeypatch
 ):
     """As after a kill between the last save and its score, and with features from the cache."""
     run = shutil.copytree(trained, base / "unscored")
@@ -213,16 +207,14 @@ def test_the_same_command_scores_what_was_not_scored_and_prints_the_scores_again
     assert not (run / "scores.json").exists() and not (run / "best.json").exists()
     monkeypatch.setattr(texts, "encode_texts", None)
     for message in ("step 30: held out, accuracy", "all 30 steps are done"):
-        capsys.readouterr()
-        assert main(arguments(base, run)) == 0
-        out = capsys.readouterr().out
+        out = bert(*arguments(base, run)).out
         assert message in out and printed_scores(out) == scores_of(run)
         assert "; n 61, chosen on the same examples" in out
         assert json.loads((run / "best.json").read_text())["scored"] == 30
 
 
 def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
-    base, trained, monkeypatch, capsys
+    base, trained, monkeypatch, bert, capsys
 ):
     run, real = base / "stopped", task.by_length
 
@@ -235,8 +227,7 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
         main([*arguments(base, run), "--exit-code-when-stopped", "75"])
     assert "step 10: not scored" in capsys.readouterr().out
     assert [path.name for path in complete_checkpoints(run)] == ["step_00000010"]
-    assert main(arguments(base, run)) == 0
-    assert "continues from" in capsys.readouterr().out
+    assert "continues from" in bert(*arguments(base, run)).out
     assert_same_end(run, trained)
     assert scores_of(run) == scores_of(trained)
     assert best_checkpoint(run).name == best_checkpoint(trained).name
@@ -257,7 +248,7 @@ def without(words, flag):
 
 
 def test_without_a_length_the_tokenizers_is_used_and_a_classifier_for_other_labels_is_left_out(
-    base, trained, tmp_path, capsys
+    base, trained, tmp_path, bert
 ):
     # Without state.json, whose checksums a file that is changed on purpose would contradict.
     ignored = shutil.ignore_patterns("state.json")
@@ -268,29 +259,26 @@ def test_without_a_length_the_tokenizers_is_used_and_a_classifier_for_other_labe
     (tmp_path / "train.csv").write_text(text.replace("negative", "contra"))
     words = arguments(base, tmp_path / "run", "--dry-run", start=model, validation=False)
     words += ["--train-file", str(tmp_path / "train.csv")]
-    assert main(without(words, "--max-seq-length")) == 0
-    out = capsys.readouterr().out
+    out = bert(*without(words, "--max-seq-length")).out
     assert "max_seq_length is 24 (default)" in out
     assert "longer than 24 tokens, cut" in out
     assert "new weights from the seed: glue_head; not loaded: classifier" in out
 
 
-def test_new_weights_need_a_tokenizer_and_a_shape(base, tmp_path, capsys):
+def test_new_weights_need_a_tokenizer_and_a_shape(base, tmp_path, bert):
     ignored = shutil.ignore_patterns("config.json", "model.safetensors")
     vocabulary = shutil.copytree(base / "model", tmp_path / "vocab", ignore=ignored)
     words = without(arguments(base, tmp_path / "run", "--dry-run"), "--pretrained-ckpt-path")
     words += ["--tokenizer-path", str(vocabulary)]
     shape = ["--bert-config.hidden-size", "32", "--bert-config.num-attention-heads", "4"]
     shape += ["--bert-config.num-hidden-layers", "1", "--bert-config.intermediate-size", "64"]
-    assert main([*words, *shape]) == 0
-    assert "starts with new weights from seed" in capsys.readouterr().out
+    assert "starts with new weights from seed" in bert(*words, *shape).out
     for path in (vocabulary, vocabulary / "vocab.txt", base / "model"):
         assert read_tokenizer(find_tokenizer(str(path))).pieces[5] == "good"
 
 
-def test_all_settings_that_are_missing_are_named_at_once(capsys):
-    assert main(["ner"]) == 2
-    error = capsys.readouterr().err
+def test_all_settings_that_are_missing_are_named_at_once(bert):
+    error = bert("ner", code=2).err
     for name in ("train_file", "validation_file", "pretrained_ckpt_path", "save_ckpt_path"):
         assert name in error
 

@@ -8,7 +8,7 @@ from scipy.special import expit
 from sklearn.metrics import f1_score
 from support.hf_models import need
 from support.metrics import printed_scores, scores_of
-from support.runs import last_line, lines_of
+from support.runs import lines_of
 from support.tiny_models import OTHERS, TINY, write_model
 
 from bert_cli.cli import main
@@ -65,7 +65,7 @@ def trained(base):
 
 
 @pytest.mark.slow
-def test_a_text_gets_the_labels_whose_chosen_threshold_it_passes(base, trained, capsys):
+def test_a_text_gets_the_labels_whose_chosen_threshold_it_passes(base, trained, bert):
     rows = lines_of(trained / "predictions.jsonl")
     names = sorted(WORDS.values())
     true, predicted = (
@@ -89,13 +89,10 @@ def test_a_text_gets_the_labels_whose_chosen_threshold_it_passes(base, trained, 
     assert all(f"| {name} | {value:.4f} |" in card for name, value in thresholds.items())
     texts = base / "asked.txt"
     texts.write_text("\n".join(row["text"] for row in rows))
-    capsys.readouterr()
-    assert main(["predict", str(trained), "--input", str(texts)]) == 0
-    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    answers = bert("predict", trained, "--input", texts).rows
     assert [answer["labels"] for answer in answers] == [row["predicted"] for row in rows]
     only = arguments(base, base / "scored", "--no-do-training", "--held-out-fraction", "0.2")
-    assert main([*only, "--pretrained-ckpt-path", str(trained)]) == 0
-    assert last_line(capsys) == scores
+    assert bert(*only, "--pretrained-ckpt-path", trained).last == scores
 
 
 def test_transformers_and_an_export_have_the_form_of_the_labels(base, trained, tmp_path):
@@ -124,7 +121,7 @@ def test_transformers_and_an_export_have_the_form_of_the_labels(base, trained, t
         assert row["predicted"] == [name for name, chance in pairs if chance > thresholds[name]]
 
 
-def test_an_int8_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, capsys):
+def test_an_int8_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, bert):
     need("torch", "onnx", "onnxscript", "onnxruntime")
     import onnxruntime
     import transformers
@@ -132,10 +129,8 @@ def test_an_int8_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, c
     rows, out, texts = lines_of(trained / "predictions.jsonl"), tmp_path / "out", tmp_path / "a.txt"
     texts.write_text("\n".join(row["text"] for row in rows))
     words = ["--format", "onnx", "--precision", "int8", "--compare-on", str(texts)]
-    assert main(["export", str(trained), str(out), *words]) == 0
-    said = capsys.readouterr().out
-    assert main(["predict", str(trained), "--input", str(texts)]) == 0
-    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    said = bert("export", trained, out, *words).out
+    answers = bert("predict", trained, "--input", texts).rows
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     session = onnxruntime.InferenceSession(out / "model.onnx")
     inputs = ({n: np.array([v]) for n, v in tokenizer(row["text"]).items()} for row in rows)
@@ -149,10 +144,9 @@ def test_an_int8_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, c
     assert equal == pytest.approx((has == wanted).mean(), abs=0.02) and equal >= 0.98
 
 
-def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, tmp_path, capsys):
+def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, tmp_path, bert):
     words = ["--label-column", "mood", "--held-out-fraction", "0.3", "--num-epochs", "2"]
-    assert main(arguments(base, tmp_path, *words, file="rare.jsonl")) == 0
-    out = capsys.readouterr().out
+    out = bert(*arguments(base, tmp_path, *words, file="rare.jsonl")).out
     assert "texts are 'blame'; always answering 'praise' has an accuracy of 0.9" in out
     assert "confusion of" in out and "macro_f1" in printed_scores(out)
     assert json.loads((tmp_path / "best.json").read_text())["metric"] == "macro_f1"
@@ -173,21 +167,19 @@ def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, tmp_path, c
          "bert_config.type_vocab_size (1): a pair of texts, or a question with its context, needs"),
     ],
 )  # fmt: skip
-def test_mistakes_about_labels_say_what_to_do(more, code, message, base, trained, tmp_path, capsys):
+def test_mistakes_about_labels_say_what_to_do(more, code, message, base, trained, tmp_path, bert):
     start = ["--pretrained-ckpt-path", str(trained)]
     more = [word.replace("BASE", str(base)) for word in more]
-    assert main(arguments(base, tmp_path, *start, *more)) == code
-    assert message in capsys.readouterr().err
+    assert message in bert(*arguments(base, tmp_path, *start, *more), code=code).err
 
 
-def test_labels_of_one_training_text_or_of_none_are_named(base, tmp_path, capsys):
+def test_labels_of_one_training_text_or_of_none_are_named(base, tmp_path, bert, capsys):
     rows = [{"text": f"good {n}", "label": "a" if n % 2 else "b"} for n in range(20)]
     rows += [{"text": "film", "label": "alone"}, {"text": " ", "label": "a"}]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     words = ["--dry-run", "--num-epochs", "1", "--train-file", str(path)]
-    assert main(arguments(base, tmp_path / "run", *words)) == 0
-    printed = capsys.readouterr()
+    printed = bert(*arguments(base, tmp_path / "run", *words))
     assert "warning: 1 label with one training text: 'alone'" in printed.err
     assert "held out by the seed; 1 rows with an empty text, included" in printed.out
     # One of several labels may have all its texts among those that are held out.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.hf_models import change_weights
 from support.metrics import printed_scores, scores_of, values
-from support.runs import last_line, lines_of
+from support.runs import lines_of
 from support.tiny_models import OTHERS, TINY, TINY_RUN, flags_of, write_model, write_questions
 
 from bert_cli.cli import main
@@ -63,14 +63,13 @@ def answered(base):
     return train(base, "squad", "squad", "--dataset-dir", base, *SQUAD)
 
 
-def test_a_model_of_one_segment_refuses_questions(base, answered, tmp_path, capsys):
+def test_a_model_of_one_segment_refuses_questions(base, answered, tmp_path, bert):
     changes = {"bert.embeddings.token_type_embeddings.weight": lambda weights: weights[:1]}
     model = changed(answered, tmp_path / "one_segment", changes, type_vocab_size=1)
     asked = ["predict", model, "--question", "who?", "--context", "the actor was good"]
     files = ["--pretrained-ckpt-path", model, "--save-ckpt-path", tmp_path / "run", *COMMON]
     for words in (asked, ["squad", "--dataset-dir", base, *SQUAD, *files, "--cache-dir", "null"]):
-        assert main(list(map(str, words))) == 2
-        assert "question with its context, needs two segment types" in capsys.readouterr().err
+        assert "question with its context, needs two segment types" in bert(*words, code=2).err
 
 
 def official_scores(dev, predictions, *, version_2=False):
@@ -205,7 +204,7 @@ def test_mnli_is_scored_on_both_sets_and_predicted_for_both_files_of_the_server(
 
 
 def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
-    base, entailed, tmp_path, capsys
+    base, entailed, tmp_path, bert
 ):
     words = [*GLUE, "mnli", "--dataset-dir", base / "glue", *COMMON, "--no-do-training"]
     words += ["--save-ckpt-path", tmp_path, "--pretrained-ckpt-path"]
@@ -217,8 +216,7 @@ def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
         heads = dict.fromkeys(HEADS, itemgetter(order))
         id2label = dict(enumerate(names))
         model = changed(entailed, tmp_path / names[0], heads, id2label=id2label)
-        assert main([*map(str, words), str(model)]) == code
-        out, err = capsys.readouterr()
+        out, err = bert(*words, model, code=code)
         assert message in out + err
         if code == 0:
             assert json.loads(out.splitlines()[-1]) == scores_of(entailed)
@@ -316,7 +314,7 @@ def write_sentences(path, sentences):
     return path
 
 
-def test_tokens_are_labelled_and_scored_by_entities(base, capsys):
+def test_tokens_are_labelled_and_scored_by_entities(base, bert, capsys):
     dev = write_sentences(base / "dev.conll", 40)
     words = ["ner", "--validation-file", dev]
     run = train(base, "ner", *words, "--train-file", write_sentences(base / "train.conll", 120))
@@ -326,8 +324,7 @@ def test_tokens_are_labelled_and_scored_by_entities(base, capsys):
     written = (run / "predictions.conll").read_text().splitlines()
     assert [line.rpartition(" ")[0] for line in written] == dev.read_text().split("\n")
     only = [*words, "--no-do-training", "--max-seq-length", 64, "--pretrained-ckpt-path", run]
-    assert main(list(map(str, only))) == 0
-    assert last_line(capsys) == scores
+    assert bert(*only).last == scores
 
 
 # --- synthetic examples
@@ -335,13 +332,12 @@ def test_tokens_are_labelled_and_scored_by_entities(base, capsys):
 SHAPE = {name: value for name, value in TINY_RUN.items() if name.startswith("bert-config")}
 
 
-def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, capsys):
+def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, bert):
     """Without a model, a tokenizer or data, to try a machine or a layout."""
     size = ["--global-batch.micro-batch-size", "8", "--total-num-train-samples", "20"]
     words = ["ner", *flags_of(SHAPE), *size, "--generated-dataset"]
     words += ["--bert-config.max-position-embeddings", "64", "--save-ckpt-path", str(tmp_path)]
-    assert main(words) == 0
-    out = capsys.readouterr().out
+    out = bert(*words).out
     assert "trains on synthetic examples" in out and "max_seq_length is 64" in out
     # 20 samples are three steps of eight, rounded up.
     assert "24 examples, 0.002 epochs of 12,000" in out

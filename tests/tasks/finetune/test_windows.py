@@ -8,7 +8,7 @@ import pytest
 from scipy.special import softmax
 from support.answers import near
 from support.metrics import scores_of
-from support.runs import last_line, lines_of
+from support.runs import lines_of
 from support.tiny_models import OTHERS, write_base
 
 import bert_cli
@@ -93,7 +93,7 @@ def test_a_text_has_the_mean_logits_of_its_windows_and_counts_once(trained, expe
     np.testing.assert_allclose(found, expected.max(1), atol=1e-5)
 
 
-def test_scoring_and_an_average_read_the_windows_of_the_training(base, trained, capsys):
+def test_scoring_and_an_average_read_the_windows_of_the_training(base, trained, bert, capsys):
     words = ["classify", "--no-do-training", "--validation-file", base / "dev.csv"]
     words += ["--pretrained-ckpt-path", trained, "--save-ckpt-path", base / "scored"]
     assert main([*map(str, words), "--cache-dir", "null"]) == 0
@@ -103,19 +103,18 @@ def test_scoring_and_an_average_read_the_windows_of_the_training(base, trained, 
     assert not (base / "average" / "decision.json").exists()
     capsys.readouterr()
     text = lines_of(trained / "predictions.jsonl")[0]["text"]
-    assert main(["predict", str(base / "average"), text]) == 0
-    row = json.loads(capsys.readouterr().out)
+    row = json.loads(bert("predict", base / "average", text).out)
     expected = softmax(in_torch(base / "average", [text])[0])
     np.testing.assert_allclose([*row["probabilities"].values()], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["run", "exported"])
-def test_every_prediction_reads_the_windows_of_the_run(name, base, expected, capsys, tmp_path):
+def test_every_prediction_reads_the_windows_of_the_run(
+    name, base, expected, bert, capsys, tmp_path
+):
     texts = [row["text"] for row in lines_of(base / "run" / "predictions.jsonl")]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
-    capsys.readouterr()
-    assert main(["predict", str(base / name), "--input", str(tmp_path / "texts.txt")]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = bert("predict", base / name, "--input", tmp_path / "texts.txt").rows
     assert not any("truncated" in row for row in rows)
     found = [list(row["probabilities"].values()) for row in rows]
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -123,13 +122,11 @@ def test_every_prediction_reads_the_windows_of_the_run(name, base, expected, cap
     assert "warning" not in capsys.readouterr().err
 
 
-def test_a_model_without_a_run_truncates_unless_windows_are_asked_for(trained, tmp_path, capsys):
+def test_a_model_without_a_run_truncates_unless_windows_are_asked_for(trained, tmp_path, bert):
     model = shutil.copytree(best_checkpoint(trained), tmp_path / "model")
     words = ["predict", str(model), "good fine plot " * 30]
-    assert main(words) == 0
-    assert last_line(capsys)["truncated"]
-    assert main([*words, "--doc-stride", "20"]) == 0
-    assert "truncated" not in last_line(capsys)
+    assert bert(*words).last["truncated"]
+    assert "truncated" not in bert(*words, "--doc-stride", "20").last
 
 
 def test_a_run_with_other_windows_is_another_run(base, trained):
@@ -137,19 +134,17 @@ def test_a_run_with_other_windows_is_another_run(base, trained):
     assert main([*words, "--doc-stride", "7"]) == 4
 
 
-def test_words_are_labelled_in_windows_as_bert_predict_labels_them(base, capsys):
+def test_words_are_labelled_in_windows_as_bert_predict_labels_them(base, bert, capsys):
     run = base / "ner"
     assert main(arguments(base, "ner", run, *WINDOWS, "--num-epochs", "3")) == 0
     assert "12 sentences longer than max_seq_length, read in windows" in capsys.readouterr().out
     blocks = (run / "predictions.conll").read_text().strip().split("\n\n")
     words, _, predicted = zip(*(line.split() for line in blocks[0].splitlines()), strict=True)
     assert len(blocks) == 12 and len(words) == 50
-    assert main(["predict", str(run), " ".join(words)]) == 0
-    row = last_line(capsys)
+    row = bert("predict", run, " ".join(words)).last
     assert tuple(word["label"] for word in row["words"]) == predicted
 
 
-def test_windows_that_would_skip_text_are_refused(trained, capsys):
+def test_windows_that_would_skip_text_are_refused(trained, bert):
     words = ["predict", str(trained), "good", "--max-seq-length", "16", "--doc-stride", "14"]
-    assert main(words) == 2
-    assert "16 leaves 13 tokens of a text after the special tokens" in capsys.readouterr().err
+    assert "16 leaves 13 tokens of a text after the special tokens" in bert(*words, code=2).err

@@ -81,7 +81,7 @@ def printed_commands(printed: str, program: str = "bert") -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("goal", ["search", "fill-mask", "labels", "scratch"])
-def test_every_printed_command_is_in_the_script_and_runs(goal, home, monkeypatch, capsys):
+def test_every_printed_command_is_in_the_script_and_runs(goal, home, monkeypatch, bert, capsys):
     """From a model, and from scratch on the sample, with one epoch in place of forty and a tiny model."""
     monkeypatch.chdir(home)
     program = home / "bert"
@@ -98,8 +98,7 @@ def test_every_printed_command_is_in_the_script_and_runs(goal, home, monkeypatch
             monkeypatch.setitem(recipe.TABLE, name, recipe.TABLE[name] | values)
         articles = str(ROOT / "data/sample/articles")
         line = [articles, goal, "--documents", "files"]
-    assert main(["init", *line]) == 0
-    printed = capsys.readouterr().out
+    printed = bert("init", *line).out
     assert ("too little to train from scratch" in printed) == (goal == "scratch")
     lines = printed_commands(printed, str(program))
     script = ["bash", home / goal / "commands.sh"]
@@ -115,8 +114,7 @@ def test_every_printed_command_is_in_the_script_and_runs(goal, home, monkeypatch
         folder = "classifier" if goal == "labels" else "run"
         assert list((home / goal / folder).glob("step_*/model.safetensors"))
         assert (home / goal / "report.html").exists()
-    assert main(["init", *line]) == 2
-    assert f"out ({goal}): exists and is not an empty folder" in capsys.readouterr().err
+    assert f"out ({goal}): exists and is not an empty folder" in bert("init", *line, code=2).err
 
 
 def test_commands_name_the_program_that_runs(tmp_path, monkeypatch):
@@ -134,7 +132,7 @@ def test_commands_name_the_program_that_runs(tmp_path, monkeypatch):
     assert run.program() == "bert"
 
 
-def test_paragraphs_that_may_not_be_documents_are_warned_of(at_home, capsys):
+def test_paragraphs_that_may_not_be_documents_are_warned_of(at_home, bert):
     (at_home / "articles").mkdir()
     for number in range(6):
         paragraphs = SENTENCES[20 * number : 20 * number + 20]
@@ -142,8 +140,7 @@ def test_paragraphs_that_may_not_be_documents_are_warned_of(at_home, capsys):
     words = ["init", "articles/*.txt", "nothing", "--from", "model", "--dry-run"]
     warning = "init: warning: each of 6 files becomes about 20 documents or more, because a blank "
     for more, is_warned in ((), True), (("--documents", "files"), False):
-        assert main([*words, *more]) == 0
-        assert (warning in capsys.readouterr().out) == is_warned
+        assert (warning in bert(*words, *more).out) == is_warned
 
 
 def test_the_sentence_names_its_subject_and_questions_are_whole_or_titles():

@@ -219,7 +219,7 @@ def test_the_processes_and_devices_have_to_suffice_for_the_layout(tmp_path, monk
 
 
 def test_all_findings_are_printed_and_written_and_the_first_error_decides(
-    tmp_path, capsys, monkeypatch
+    tmp_path, bert, capsys, monkeypatch
 ):
     monkeypatch.setattr(machine, "memory", lambda: (10**6, 10**6))
     real = {"generated_dataset": False, "dataset_dir": tmp_path / "none"}
@@ -235,8 +235,7 @@ def test_all_findings_are_printed_and_written_and_the_first_error_decides(
     assert set(wrong) == {"level", "what", "found", "remedy", "values"}
     assert wrong["what"] == "dataset_dir" and wrong["found"] in "\n".join(lines)
     # Without a run only the machine is checked; JSON on standard output is alone.
-    assert main(["doctor"]) == 0
-    assert "dataset_dir" not in capsys.readouterr().out
+    assert "dataset_dir" not in bert("doctor").out
     assert main(["doctor", "--json", "-"]) == 0
     names = {one["what"] for one in json.loads(capsys.readouterr().out)["findings"]}
     assert {"python", "devices"} <= names and not {"plan", "layout"} & names

@@ -26,11 +26,10 @@ def rows(text: str) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
-def test_every_shipped_config_has_a_plan_whose_terms_add_up(capsys, monkeypatch):
+def test_every_shipped_config_has_a_plan_whose_terms_add_up(bert, monkeypatch):
     monkeypatch.delenv("DATASETS_DIR", raising=False)
     for name in SHIPPED:
-        assert main(["plan", "pretrain", "--config", name]) == 0
-        text = capsys.readouterr().out
+        text = bert("plan", "pretrain", "--config", name).out
         words = ["--config", name, "--generated-dataset"]
         devices = estimate(load(PretrainSettings, words, "bert pretrain")[0])
         assert [row[0] for row in rows(text)] == [str(n) for n in range(len(devices))]
@@ -40,18 +39,16 @@ def test_every_shipped_config_has_a_plan_whose_terms_add_up(capsys, monkeypatch)
             assert total == sum(terms)
 
 
-def test_the_model_is_named_and_whether_it_is_the_default(capsys):
+def test_the_model_is_named_and_whether_it_is_the_default(bert):
     for words, model in (
         (["squad"], "model: bert, 12 layers of 768 (default of --bert-config), 108.9 M parameters"),
         (["squad", "--config", "squad_large"], "model: bert, 24 layers of 1024, 334.1 M"),
     ):
-        assert main(["plan", *words]) == 0
-        assert capsys.readouterr().out.startswith(model)
+        assert bert("plan", *words).out.startswith(model)
 
 
-def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_the_table(capsys):
-    assert main([*BASE, "--devices", "16", "--memory", "16GB"]) == 0
-    text = capsys.readouterr().out
+def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_the_table(bert):
+    text = bert(*BASE, "--devices", "16", "--memory", "16GB").out
     assert "fits: device 1 needs" in text and "12.8 GB of 16.0 GB are usable" in text
     sums, sent = re.findall(r"all-reduce of ([\d.]+) MB .* sends ([\d.]+) MB", text)[0]
     # In a ring of four each sends three quarters to add them and three to hand out the sums.
@@ -61,32 +58,27 @@ def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_
         (["--devices", "15"], "--devices (15): the layout needs 16, 4 replicas of 4"),
         (["--processes", "3"], "cannot be divided among 3 processes; "),
     ):
-        assert main([*BASE, *flags]) == 2
-        printed = capsys.readouterr()
+        printed = bert(*BASE, *flags, code=2)
         assert len(rows(printed.out)) == 4 and message in printed.err
     for flag, value, missing in (("--memory", "80GB", "--devices"), ("--devices", "8", "--memory")):
-        assert main([*BASE, *AUTO, flag, value]) == 2
-        assert f"pass {missing}" in capsys.readouterr().err
+        assert f"pass {missing}" in bert(*BASE, *AUTO, flag, value, code=2).err
     for text in ("80", "80GX", "-1GB", "0GB", "lots"):
-        assert main([*BASE, f"--memory={text}"]) == 2
-        assert "80GB" in capsys.readouterr().err
+        assert "80GB" in bert(*BASE, f"--memory={text}", code=2).err
     sizes = {"24GiB": 24 * 2**30, "1.5 TB": 15 * 10**11, "16e9": 16 * 10**9, "1000000B": 10**6}
     assert {text: parse_bytes(text) for text in sizes} == sizes
 
 
-def test_the_chosen_layout_as_flags_is_that_layout_and_unused_devices_are_reported(capsys):
+def test_the_chosen_layout_as_flags_is_that_layout_and_unused_devices_are_reported(bert, capsys):
     for engine, flags, layout, devices in (
         ("tensorflow", ["--memory", "4GB"], "4 replicas of 2 devices, each", 2),
         ("jax", ["--memory", "3GB", "--parallel.tensor", "2"], "4 replicas of 2 devices in ", 1),
     ):
         base = [*BASE, "--engine", engine]
-        assert main([*base, *AUTO, "--devices", "8", *flags]) == 0
-        text = capsys.readouterr().out
+        text = bert(*base, *AUTO, "--devices", "8", *flags).out
         flags = shlex.split(text.partition("as flags:\n")[2].splitlines()[0])
         assert layout in text and main([*base, *flags]) == 0
         assert rows(capsys.readouterr().out) == rows(text) and len(rows(text)) == devices
-    assert main([*BASE, *AUTO, "--devices", "7", "--memory", "80GB"]) == 0
-    text = capsys.readouterr().out
+    text = bert(*BASE, *AUTO, "--devices", "7", "--memory", "80GB").out
     assert "6 replicas of 1 device, each" in text and "1 of 7 devices unused" in text
 
 

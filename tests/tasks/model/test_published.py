@@ -43,7 +43,7 @@ def mean_vectors(folder, texts):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_vectors_are_those_of_transformers(kind, published, capsys):
+def test_vectors_are_those_of_transformers(kind, published):
     model = bert_cli.load(published / kind)
     vectors = model.embed(TEXTS)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

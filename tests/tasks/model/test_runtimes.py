@@ -43,25 +43,23 @@ def words_of(value: object) -> object:
 
 
 @pytest.mark.parametrize("name", NUMPY)
-def test_numpy_answers_as_tensorflow_does(name, folders, capsys):
+def test_numpy_answers_as_tensorflow_does(name, folders, bert):
     answers = []
     for more in ([], ["--engine", "tensorflow"]):
-        assert main(["predict", str(folders[name]), *NUMPY[name], *more]) == 0
-        out, err = capsys.readouterr()
+        out, err = bert("predict", folders[name], *NUMPY[name], *more)
         assert ("by tensorflow on one CPU, float32" if more else "by NumPy;") in err
         answers.append(json.loads(out))
     assert answers[0] == words_of(answers[1])
 
 
 @pytest.mark.parametrize("name", ["masked", "text"])
-def test_numpy_answers_texts_of_several_threads_in_their_order(name, folders, tmp_path, capsys):
+def test_numpy_answers_texts_of_several_threads_in_their_order(name, folders, tmp_path, bert):
     lines = [f"{TEXT} {'a dog ' * (7 * n % 11)}" for n in range(2 * runtimes.AT_ONCE + 1)]
     (tmp_path / "texts").write_text("\n".join(lines))
     words = ["predict", str(folders[name]), "--input", str(tmp_path / "texts")]
     answers = []
     for more in ([], ["--engine", "tensorflow"]):
-        assert main([*words, *more]) == 0
-        out, err = capsys.readouterr()
+        out, err = bert(*words, *more)
         assert more or "by NumPy; 9 inputs" in err
         answers.append([json.loads(line) for line in out.splitlines()])
     assert answers[0] == words_of(answers[1])
@@ -107,7 +105,7 @@ def test_weights_that_do_not_fit_are_left_to_the_model_that_knows_why(name, fold
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["text", "question", "modern"])
 def test_a_graph_beside_the_model_answers_many_texts_until_the_model_changes(
-    name, folders, tmp_path, capsys
+    name, folders, tmp_path, bert, capsys
 ):
     need("torch", "onnx", "onnxscript", "onnxruntime")
     model = shutil.copytree(folders[name], tmp_path / "model")
@@ -119,8 +117,7 @@ def test_a_graph_beside_the_model_answers_many_texts_until_the_model_changes(
     capsys.readouterr()
     answers = []
     for more, runtime in (([], "onnx, float32)"), (["--engine", "tensorflow"], "CPU, float32")):
-        assert main([*words, *more]) == 0
-        out, err = capsys.readouterr()
+        out, err = bert(*words, *more)
         assert f"{runtime}; {runtimes.FEW + 1} inputs" in err
         answers.append([json.loads(line) for line in out.splitlines()])
     assert answers[0] == words_of(answers[1])

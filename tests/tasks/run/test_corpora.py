@@ -67,7 +67,7 @@ settings_of = partial(small_run, merged(RUN, SIZES))
 
 
 @pytest.mark.slow
-def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypatch, capsys):
+def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypatch, bert):
     monkeypatch.setenv("CORPORA", str(home))
     monkeypatch.setattr(health, "TOKENS", 0)  # so that a run of 12 steps is compared
     monkeypatch.setattr(health, "STEPS", 2)
@@ -77,8 +77,7 @@ def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypa
     words = arguments(home, run, "--config", tmp_path / "mixed.json", samples=100)
     words += ["--max-sequences-per-pack", "3", "--validation-dir", str(home / "static")]
     words += ["--evaluation-examples", "16"]
-    assert main(words) == 0
-    output = capsys.readouterr().out
+    output = bert(*words).out
     assert f"75.000% from {home / 'one'}" in output and f"25.000% from {home / 'two'}" in output
     assert "steps of 8 packs, " in output
     assert output.count("is not below the unigram entropy of the records") == 1
@@ -94,21 +93,19 @@ def test_packed_corpora_are_read_by_weight_and_continue(home, tmp_path, monkeypa
     (entropy,) = {line["unigram_entropy"] for line in (*lines, *metrics_of(again)[1:])}
     assert 1 < entropy < lines[0]["mlm_loss"]
     before = (run / "settings.json").read_bytes()
-    assert main([*words, "--dataset-dir", str(home / "two"), "--seed", "7"]) == 4
-    error = capsys.readouterr().err
+    error = bert(*words, "--dataset-dir", home / "two", "--seed", "7", code=4).err
     assert "corpus (the examples that are read) was" in error and "seed was 1984, is 7" in error
     assert (run / "settings.json").read_bytes() == before
 
 
-def test_text_without_next_sentences_decides_vocabulary_and_losses(home, tmp_path, capsys):
+def test_text_without_next_sentences_decides_vocabulary_and_losses(home, tmp_path, bert):
     run = tmp_path / "run"
     model = {
         "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32
     }  # fmt: skip
     words = ["pretrain", "--dataset-dir", str(home / "single"), "--save-ckpt-path", str(run)]
     words += [*FLAGS, "--total-num-train-samples", "16", "--bert-config", json.dumps(model)]
-    assert main(words) == 0
-    output = capsys.readouterr().out
+    output = bert(*words).out
     size = json.loads((home / "single" / "corpus.json").read_text())["vocab_size"]
     assert f"bert_config.vocab_size: {size:,}, as in the records" in output
     assert json.loads((run / "settings.json").read_text())["bert_config"]["vocab_size"] == size
@@ -119,11 +116,10 @@ def test_text_without_next_sentences_decides_vocabulary_and_losses(home, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_packed_run_is_scored_without_packs_or_next_sentences(home, tmp_path, capsys):
+def test_a_packed_run_is_scored_without_packs_or_next_sentences(home, tmp_path, bert):
     words = ["--dataset-dir", home / "one", "--validation-dir", home / "single"]
     words += ["--max-sequences-per-pack", "3", "--evaluation-examples", "16"]
-    assert main(arguments(home, tmp_path, *words, samples=16)) == 0
-    assert NO_PAIRS in capsys.readouterr().out
+    assert NO_PAIRS in bert(*arguments(home, tmp_path, *words, samples=16)).out
     assert "validation_nsp_loss" not in metrics_of(tmp_path)[-1]
 
 

@@ -105,13 +105,12 @@ def test_a_run_killed_at_any_moment_resumes_bit_for_bit(complete, tmp_path, star
     assert not list(tmp_path.glob(".partial*"))
 
 
-def test_a_stop_request_saves_and_no_other_run_has_the_folder(tmp_path, start, capsys):
+def test_a_stop_request_saves_and_no_other_run_has_the_folder(tmp_path, start, bert, capsys):
     run = tmp_path / "run"
     many = {"total_num_train_samples": 8 * 20_000, "checkpoint_every_steps": 100_000}
     process = start(run, **many)
     wait_for((run / "metrics.jsonl").exists, [process])
-    assert main(arguments(run, **many)) == 4
-    assert "another process is using it" in capsys.readouterr().err
+    assert "another process is using it" in bert(*arguments(run, **many), code=4).err
     process.send_signal(signal.SIGTERM)
     text, _ = process.communicate()
     assert process.returncode == 0, text
@@ -186,9 +185,8 @@ def test_a_dry_run_has_a_progress_bar_and_saves_nothing(tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("engine", ["tensorflow", "jax"])
-def test_a_run_that_requires_a_gpu_stops_on_a_machine_without(tmp_path, capsys, engine):
-    assert main(arguments(tmp_path / "run", engine=engine, require_gpu=None)) == 5
-    error = capsys.readouterr().err
+def test_a_run_that_requires_a_gpu_stops_on_a_machine_without(tmp_path, bert, capsys, engine):
+    error = bert(*arguments(tmp_path / "run", engine=engine, require_gpu=None), code=5).err
     assert f"engine {engine} finds neither a GPU nor a TPU; check nvidia-smi" in error
     assert not (tmp_path / "run").exists()
     assert main(["doctor", "--engine", engine, "--require-gpu"]) == 5
@@ -239,9 +237,8 @@ SLOW = [
 
 
 @pytest.mark.parametrize("name", ["tiny_128_phase1", *SLOW])
-def test_a_shipped_layout_runs(name, capsys):
-    assert main(["pretrain", "--config", f"pretrain_{name}", *flags_of(NARROW)]) == 0
-    output = capsys.readouterr().out
+def test_a_shipped_layout_runs(name, bert):
+    output = bert("pretrain", "--config", f"pretrain_{name}", *flags_of(NARROW)).out
     assert len(re.findall(r"\nstep \d+/", output)) == 2
     # The description of its stages, and micro-batches that pass through them.
     assert "device 0: emb" in output and "devices are idle for" in output

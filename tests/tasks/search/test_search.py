@@ -17,7 +17,6 @@ from safetensors import safe_open
 from sklearn.metrics import ndcg_score
 from support.made_documents import lines, made_pdf
 from support.processes import wait_for
-from support.runs import last_line
 from support.terminal import Terminal
 from support.tiny_models import TINY, write_model
 from support.vectors import vectors_of, write_pooling
@@ -69,9 +68,8 @@ def content(path):
     return sorted(sqlite3.connect(path).execute(f"SELECT {columns} FROM {tables}").fetchall())
 
 
-def test_a_question_is_answered_with_title_and_place(manuals, capsys):
-    assert main(["search", "make", "index", "manuals"]) == 0
-    out = capsys.readouterr().out
+def test_a_question_is_answered_with_title_and_place(manuals, bert, capsys):
+    out = bert("search", "make", "index", "manuals").out
     assert "4 documents of 3 files, 5 passages" in out
     assert "with --model also by their meaning" in out
     assert main(["search", "ask", "index", "How do I mount a disk?", "--top", "1"]) == 0
@@ -91,27 +89,25 @@ def test_a_question_is_answered_with_title_and_place(manuals, capsys):
         ("music", "notes.jsonl, row 2, characters 0-"),
     )
     for asked, end in expected:
-        capsys.readouterr()
-        assert main(["search", "ask", "index", asked, "--top", "1"]) == 0
-        assert f" (manuals/{end}" in capsys.readouterr().out
+        assert f" (manuals/{end}" in bert("search", "ask", "index", asked, "--top", "1").out
     (manuals / "zoo.md").unlink()
     assert main(["search", "ask", "index", "zebra stable", "--top", "1"]) == 0
     assert " (manuals/zoo.md, characters " in capsys.readouterr().out
-    assert main(["search", "ask", "index", "bad film", "--json", "-"]) == 0
-    (hit,) = json.loads(capsys.readouterr().out)
+    (hit,) = json.loads(bert("search", "ask", "index", "bad film", "--json", "-").out)
     assert (hit["document"], hit["start"]) == ("notes.jsonl:2", 0)
     assert [hit["text"][a:b] for a, b in hit["words"]] == ["film", "bad"]
     assert main(["search", "ask", "index", "quagga"]) == 0
     assert capsys.readouterr().out == "No passage has a word or a phrase of the question.\n"
 
 
-def test_words_that_matched_are_bold_and_control_characters_are_signs(manuals, monkeypatch, capsys):
+def test_words_that_matched_are_bold_and_control_characters_are_signs(
+    manuals, monkeypatch, bert, capsys
+):
     write(manuals, {"evil.txt": "A zebra\x1b]0;title\x07 and\ta \x9b31m horse.\n"})
     main(["search", "make", "index", "manuals"])
     capsys.readouterr()
     words = ["search", "ask", "index", "zebra horse", "--top", "1"]
-    assert main(words) == 0
-    assert "A zebra\ufffd]0;title\ufffd and\ta \ufffd31m horse." in capsys.readouterr().out
+    assert "A zebra\ufffd]0;title\ufffd and\ta \ufffd31m horse." in bert(*words).out
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -188,7 +184,7 @@ def test_a_call_that_was_killed_continues_to_the_same_index(manuals, rows):
 
 
 @pytest.mark.tensorflow
-def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypatch, capsys):
+def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypatch, bert, capsys):
     monkeypatch.setattr(make, "AT_ONCE", 2)
     original = Model.__call__
     calls = []
@@ -205,8 +201,7 @@ def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypa
     assert open_index(Path("index")).count("vectors") == 2
     total = calls[0][2]
     assert calls == [(2, 0, total), (2, 2, total)] and total > 4
-    assert main(["search", "ask", "index", "a disk"]) == 0
-    captured = capsys.readouterr()
+    captured = bert("search", "ask", "index", "a disk")
     assert "lacks some vectors, and ranks by words alone" in captured.err
     assert "MOUNT" in captured.out
     assert main(["search", "ask", "index", "a disk", "--meaning"]) == 2
@@ -218,14 +213,11 @@ def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypa
     stored = {row[4]: np.frombuffer(row[5], np.int16) / SCALE for row in content("index")}
     texts = [text for text in stored if "\n" not in text]
     Path("texts.txt").write_text("\n".join(texts) + "\n")
-    capsys.readouterr()
-    assert main(["predict", str(model), "--task", "embed", "--input", "texts.txt"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = bert("predict", model, "--task", "embed", "--input", "texts.txt").rows
     for row in rows:
         np.testing.assert_allclose(stored[row["text"]], row["embedding"], atol=1e-3)
     question = "the music is fine"
-    main(["predict", str(model), question, "--task", "embed"])
-    vector = last_line(capsys)["embedding"]
+    vector = bert("predict", model, question, "--task", "embed").last["embedding"]
     index = bert_cli.open_index("index")
     np.testing.assert_allclose(index.embed([question]).texts[0], vector, atol=1e-6)
     expected = sorted(stored, key=lambda text: stored[text] @ vector, reverse=True)
@@ -265,7 +257,7 @@ def test_a_model_is_known_by_all_files_of_weights_and_its_settings(model, tmp_pa
 
 
 @pytest.mark.tensorflow
-def test_another_model_makes_all_vectors_again(manuals, model, tmp_path, capsys):
+def test_another_model_makes_all_vectors_again(manuals, model, tmp_path, bert, capsys):
     folder = shutil.copytree(model, tmp_path / "model")
     assert main(["search", "make", "index", "manuals", "--model", "model"]) == 0
     shutil.rmtree(folder)
@@ -276,12 +268,11 @@ def test_another_model_makes_all_vectors_again(manuals, model, tmp_path, capsys)
     capsys.readouterr()
     assert main(["search", "ask", "index", "disk"]) == 2
     assert "before it was changed; run `bert search make` again" in capsys.readouterr().err
-    assert main(["search", "make", "index", "manuals"]) == 0
-    assert "computes 5 vectors" in capsys.readouterr().out
+    assert "computes 5 vectors" in bert("search", "make", "index", "manuals").out
     assert {len(row[5]) for row in content("index")} == {2 * 16}
 
 
-def test_scores_are_those_of_scikit_learn(manuals, capsys):
+def test_scores_are_those_of_scikit_learn(manuals, bert):
     write(manuals, {"tea.txt": "TEA\n\nTea is good. A folder of tea.\n"})
     write(manuals, {"more.txt": "A disk in a folder of files.\n"})
     main(["search", "make", "index", "manuals"])
@@ -308,12 +299,11 @@ def test_scores_are_those_of_scikit_learn(manuals, capsys):
         assert recall == len(found) / len(right)
         higher = sum(value > max(best[n] for n in right) for value in best)
         assert mrr == (1 / (1 + higher) if found else 0.0)
-    assert main(["search", "score", "index", "--queries", "queries.tsv"]) == 0
-    out = capsys.readouterr().out
+    out = bert("search", "score", "index", "--queries", "queries.tsv").out
     assert "5 questions about" in out and f"words    {scores[:, 0, 0].mean():.3f} [" in out
 
 
-def test_copies_of_a_document_are_one_right_answer(manuals, capsys):
+def test_copies_of_a_document_are_one_right_answer(manuals):
     tea = "TEA\n\nTea is good.\n"
     write(manuals, {f"tea{n}.txt": tea for n in range(12)} | {"other.txt": f"{tea} Or coffee.\n"})
     main(["search", "make", "index", "manuals"])
@@ -398,7 +388,7 @@ def test_each_ranking_has_its_scores_and_questions_about_one_document_are_one_gr
     assert interval(mean_of(scores[:, 0, 0])) != interval(mean_of(scores[:, 0, 0], groups))
 
 
-def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, capsys):
+def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, bert, capsys):
     write(manuals, {"settings.json": '{"theme": "dark"}\n', "more.json": '{\n "a": 1}\n'})
     write(manuals, {"table.csv": "a,b\n1,2\n"})
     (manuals / "hull.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
@@ -406,8 +396,7 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, capsys):
     Path("other").mkdir()
     write(Path("other"), {"far.txt": "A zebra.\n"})
     (manuals / "more").symlink_to(Path("other").absolute())
-    assert main(["search", "make", "index", "manuals"]) == 0
-    captured = capsys.readouterr()
+    captured = bert("search", "make", "index", "manuals")
     assert "search: 4 documents of 3 files, 5 passages" in captured.out
     assert captured.err.count("left out") == 1
     assert "more.json (line 1): " in captured.err and "--text-field" not in captured.err
@@ -425,8 +414,7 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, capsys):
     assert "hull.png: is a picture" in capsys.readouterr().err.splitlines()[-1]
     assert open_index(Path("index")).ask("mounts")
     shutil.copy(manuals / "hull.png", manuals / "mount.txt")
-    assert main(["search", "make", "index", "manuals"]) == 0
-    assert "search: 3 documents of 2 files" in capsys.readouterr().out
+    assert "search: 3 documents of 2 files" in bert("search", "make", "index", "manuals").out
     assert not open_index(Path("index")).ask("mounts")
     assert main(["search", "make", "index", "manuals", "--strict"]) == 3
 
@@ -469,11 +457,10 @@ def test_a_question_may_begin_with_dashes(manuals, capsys):
         ("question\tdocument\n", "has no questions"),
     ],
 )
-def test_questions_that_cannot_be_scored_are_errors(manuals, capsys, rows, message):
+def test_questions_that_cannot_be_scored_are_errors(manuals, bert, rows, message):
     main(["search", "make", "index", "manuals"])
     Path("queries.tsv").write_text(rows)
-    assert main(["search", "score", "index", "--queries", "queries.tsv"]) == 3
-    assert message in capsys.readouterr().err
+    assert message in bert("search", "score", "index", "--queries", "queries.tsv", code=3).err
 
 
 @pytest.mark.parametrize(
@@ -524,7 +511,7 @@ def test_scores_and_export_read_the_index_at_one_time(manuals, monkeypatch):
     assert len(read) == 4 and all(read)
 
 
-def test_an_index_warns_until_the_text_of_a_stopped_call_is_read(manuals, capsys):
+def test_an_index_warns_until_the_text_of_a_stopped_call_is_read(manuals, bert):
     shutil.copy(sys.executable, manuals / "z.dat")
     for index, code in (("new", 3), ("old", 0)):
         if index == "old":
@@ -532,15 +519,11 @@ def test_an_index_warns_until_the_text_of_a_stopped_call_is_read(manuals, capsys
             main(["search", "make", index, "manuals"])
             Path("z.dat").rename(manuals / "z.dat")
         assert main(["search", "make", index, "manuals", "manuals/z.dat"]) == 3
-        capsys.readouterr()
-        assert main(["search", "ask", index, "disk"]) == code
-        assert "`bert search make" in capsys.readouterr().err
+        assert "`bert search make" in bert("search", "ask", index, "disk", code=code).err
     (manuals / "z.dat").unlink()
     for index in ("new", "old"):
         assert main(["search", "make", index, "manuals"]) == 0
-        capsys.readouterr()
-        assert main(["search", "ask", index, "disk"]) == 0
-        assert not capsys.readouterr().err
+        assert not bert("search", "ask", index, "disk").err
 
 
 def test_bad_calls_are_errors_and_lose_nothing(manuals, capsys):

@@ -57,7 +57,7 @@ def test_the_mean_is_that_of_numpy_beside_the_other_files_of_the_newest_checkpoi
 
 
 def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names_the_better(
-    home, capsys
+    home, bert
 ):
     first, head, *rows, last = home.printed
     assert first.endswith("is the mean of step_00000004, step_00000005, step_00000006")
@@ -82,8 +82,7 @@ def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names
     assert low <= float(bounds[1]) == change <= high
     better = "the newest" if low > 0 else "the average" if high < 0 else "no difference"
     assert newest != mean and last.startswith(f"average: {better} ")
-    assert main(["evaluate", str(home.path / "mean")]) == 0
-    assert f"{mean:.6f}" in capsys.readouterr().out
+    assert f"{mean:.6f}" in bert("evaluate", home.path / "mean").out
 
 
 def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_path, capsys):

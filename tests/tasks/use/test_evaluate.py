@@ -10,12 +10,11 @@ from bert_cli.cli import main
 
 
 @pytest.mark.parametrize("step", [5, 6])
-def test_a_checkpoint_has_the_scores_that_its_run_computed(pretrained, step, tmp_path, capsys):
+def test_a_checkpoint_has_the_scores_that_its_run_computed(pretrained, step, tmp_path, bert):
     run = pretrained / "run"
     model = run if step == 6 else run / "step_00000005"
     file = tmp_path / "scores.json"
-    assert main(["evaluate", str(model), "--json", str(file)]) == 0
-    printed = capsys.readouterr().out
+    printed = bert("evaluate", model, "--json", file).out
     written = json.loads(file.read_text())
     (metrics,) = [row for row in metrics_of(run) if row["step"] == step]
     start = "validation_"

@@ -182,10 +182,9 @@ def test_an_index_that_changes_is_answered_from_what_it_has_now(client, index):
     assert client.call("search", question="tea")
 
 
-def test_only_an_index_is_served_and_without_a_page(models, index, capsys):
+def test_only_an_index_is_served_and_without_a_page(models, index, bert):
     for words, code, message in (
         ([str(models["text"]), "--mcp"], 3, "no such index"),
         ([str(index), "--mcp", "--port", "80"], 2, "port (--port): has no effect with mcp"),
     ):
-        assert main(["serve", *words]) == code
-        assert message in capsys.readouterr().err
+        assert message in bert("serve", *words, code=code).err

@@ -16,8 +16,6 @@ from support.answers import near
 from support.hf_models import change_weights
 from support.pages import in_a_thread, open_page, served
 
-from bert_cli.cli import main
-
 LIMIT = 100_000
 # The first answer waits for a model that is traced, which takes long on a busy machine.
 get, post = (partial(method, timeout=None) for method in (httpx2.get, httpx2.post))
@@ -49,12 +47,11 @@ def asked(address: str, row: dict[str, str]) -> dict:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_request_is_answered_as_bert_predict_answers(name, models, address_of, tmp_path, capsys):
+def test_a_request_is_answered_as_bert_predict_answers(name, models, address_of, tmp_path, bert):
     path = tmp_path / "row.jsonl"
     path.write_text(json.dumps(ROWS[name]))
     words = ["predict", str(models[name]), "--input", str(path), "--engine", "tensorflow"]
-    assert main(words) == 0
-    expected = json.loads(capsys.readouterr().out)
+    expected = json.loads(bert(*words).out)
     assert asked(address_of(name), ROWS[name]) == near(expected)
     assert get(f"{address_of(name)}api/about").json()["name"] == models[name].name
 
@@ -134,7 +131,7 @@ def test_a_failure_is_told_in_the_terminal_and_no_answer_has_a_path(models, tmp_
     assert str(tmp_path) not in about.text
 
 
-def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, capsys):
+def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, bert):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         in_use = f"port ({port}): Address already in use; choose another, such as --port 0"
@@ -143,16 +140,14 @@ def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, caps
             ("--host", "192.0.2.1", "(192.0.2.1), port (8321): Cannot assign requested address"),
             ("--host", "a..b", "host (a..b), port (8321): is not a host name; choose"),
         ):
-            assert main(["serve", str(models["text"]), flag, value]) == 2
-            assert message in capsys.readouterr().err
+            assert message in bert("serve", models["text"], flag, value, code=2).err
 
 
-def test_without_its_extra_the_command_names_it(monkeypatch, capsys):
+def test_without_its_extra_the_command_names_it(monkeypatch, bert):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "bert_cli.tasks.use.page", raising=False)
     monkeypatch.delattr("bert_cli.tasks.use.page")
-    assert main(["serve", "model"]) == 2
-    error = capsys.readouterr().err
+    error = bert("serve", "model", code=2).err
     assert re.fullmatch(r"bert: bert serve: needs the extra 'serve'; pip install .*\n", error)
 
 

@@ -129,7 +129,7 @@ def test_a_wrong_search_is_answered_with_what_is_wrong(name, sent, message, foun
     assert answer.status_code == 400 and message in answer.json()["error"]
 
 
-def test_an_index_of_words_has_no_meaning_until_it_is_served_again(models, tmp_path, capsys):
+def test_an_index_of_words_has_no_meaning_until_it_is_served_again(models, tmp_path):
     (tmp_path / "tea.txt").write_text(TEXTS["tea.txt"])
     make = ["search", "make", str(tmp_path / "my.index"), str(tmp_path / "tea.txt")]
     assert main(make) == 0
