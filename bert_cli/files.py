@@ -217,12 +217,6 @@ def file_crc32c(path: Path) -> str:
     return str(checksum.digest().hex())
 
 
-def crc32c_of_files(folder: Path) -> dict[str, str]:
-    """Return the CRC32C of each file below a folder by its path in the folder."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): file_crc32c(path) for path in files}
-
-
 def json_crc32c(record: JSON) -> str:
     """Return the CRC32C of a value of JSON, whatever its layout on disk."""
     text = json.dumps(record, sort_keys=True)

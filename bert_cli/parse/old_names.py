@@ -95,14 +95,6 @@ def why_no_effect(path: str, value: object) -> str | None:
     return IGNORED.get(name)
 
 
-def instead_of(path: str) -> tuple[str, str] | None:
-    """Return problem and remedy for an old key or flag, None for any other."""
-    name = path.removeprefix("no_").rpartition(".")[2]
-    if name in SWITCHES:
-        return SWITCHES[name][1], "leave it out"
-    return ("no such name", REMEDIES[name]) if name in REMEDIES else None
-
-
 def adapt(
     values: JSONObject, renamed: Mapping[str, str], settings: type[BaseModel]
 ) -> tuple[JSONObject, dict[str, str]]:

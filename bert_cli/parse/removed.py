@@ -3,7 +3,7 @@
 A name is looked up here only if a command does not know it. `docs/removed.md` has the same table.
 """
 
-from bert_cli.parse.old_names import instead_of, our_name
+from bert_cli.parse.old_names import REMEDIES, SWITCHES, our_name
 
 PROBLEM = "was removed in 1.0"
 PHASES = "start a second run with --pretrained-ckpt-path, as `pretrain_base_512_phase2` does"
@@ -56,8 +56,11 @@ COMMANDS = {
 
 def why_unknown(key: str) -> tuple[str, str] | None:
     """Return problem and remedy for a key of the original, a removed one, or one in a removed group; else None."""
-    if refusal := instead_of(key):
-        return refusal
+    last = key.removeprefix("no_").rpartition(".")[2]
+    if last in SWITCHES:
+        return SWITCHES[last][1], "leave it out"
+    if last in REMEDIES:
+        return "no such name", REMEDIES[last]
     name = our_name(key)
     while name:
         if name in SETTINGS:

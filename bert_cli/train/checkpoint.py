@@ -37,7 +37,7 @@ from bert_cli.files import (
     JSONObject,
     OwnFormat,
     atomic_folder,
-    crc32c_of_files,
+    file_crc32c,
     hold_lock,
     read_json,
     report_failure,
@@ -258,7 +258,9 @@ def save(
             "versions": package_versions(PACKAGES),
         }
         _write_model(partial, state, form, record)
-        record["crc32c"] = crc32c_of_files(partial)
+        files = sorted(filter(Path.is_file, partial.rglob("*")))
+        names = (path.relative_to(partial).as_posix() for path in files)
+        record["crc32c"] = dict(zip(names, map(file_crc32c, files), strict=True))
         text = json.dumps(with_checksum(record), indent=1)
         (partial / STATE).write_text(text, encoding="utf-8")
     return path

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -45,8 +46,8 @@ class Stats:
     def __add__(self, other: "Stats") -> "Stats":
         """Add the counts and concatenate the notes."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in COUNTS}
-        names = {**self.extra, **other.extra}
-        extra = {name: self.extra.get(name, 0) + other.extra.get(name, 0) for name in names}
+        extra = Counter(self.extra)
+        extra.update(other.extra)  # keeps zeros
         return Stats(**counts, extra=extra, notes=self.notes + other.notes)
 
     def counts(self) -> dict[str, int]:

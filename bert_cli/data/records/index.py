@@ -34,8 +34,8 @@ from bert_cli.data.records.formats import STATIC_FEATURES, find_features, parse_
 from bert_cli.data.tokens import tokenizer
 from bert_cli.data.tokens.notation import WORDPIECE
 from bert_cli.data.tokens.tokenizer import Vocabulary
-from bert_cli.data.tokens.vocab import find_vocabulary
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.data.tokens.vocab import find_of_any_case
+from bert_cli.errors import DataError
 from bert_cli.files import FORMAT, JSON, JSONObject, atomic_file, size_of, write_json_atomically
 from bert_cli.processes import print_line
 from bert_cli.settings.markers import recorded
@@ -48,9 +48,8 @@ OFFSETS_FRACTION = 0.6  # bytes of corpus.offsets for a byte of the indexes, at 
 DESCRIPTION = (
     *("masking", "sequence_length", "mask_tokens", "masked_lm_prob", "whole_word_masking"),
     *("vocab_size", "vocab_sha256", "token_bytes", "special_ids", "tokenizer"),
+    "next_sentence",  # absent where another tool made the records
 )
-# Absent where another tool made the records.
-OPTIONAL = ("next_sentence",)
 
 
 def run(settings: IndexSettings) -> None:
@@ -153,7 +152,7 @@ def write_index(path: Path) -> int:
 def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     """Write corpus.offsets and corpus.json of a folder whose files are all indexed; return corpus.json.
 
-    `description` has the keys of DESCRIPTION and any of OPTIONAL. The checksums verify copies of the folder.
+    `description` has the keys of DESCRIPTION. The checksums verify copies of the folder.
     """
     paths = record_files(folder)
     before = known_checksums(folder / CORPUS)
@@ -162,9 +161,8 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     records = sum(file["records"] for file in files)
     if not records:
         raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
-    keys = (*DESCRIPTION, *OPTIONAL)
     corpus: JSONObject = {"format": FORMAT}
-    corpus |= {key: description[key] for key in keys if key in description}
+    corpus |= {key: description[key] for key in DESCRIPTION if key in description}
     fingerprint = _fingerprint(corpus, files, digests)
     corpus |= {"files": files, "records": records, "fingerprint": fingerprint}
     sums = checksums(folder, [file["name"] for file in files], before)
@@ -199,9 +197,10 @@ def _fingerprint(
     description: JSONObject, files: Sequence[JSONObject], digests: Sequence[str]
 ) -> str:
     """Return a hash of all that the masks of dynamic records depend on, and of each file's name, size and offsets."""
-    hashed: list[JSON] = [description[key] for key in DESCRIPTION if key != "tokenizer"]
-    if optional := {key: description[key] for key in OPTIONAL if key in description}:
-        hashed.append(optional)
+    *keys, _, optional = DESCRIPTION
+    hashed: list[JSON] = [description[key] for key in keys]
+    if optional in description:
+        hashed.append({optional: description[optional]})
     hashed += [[*file.values(), digest] for file, digest in zip(files, digests, strict=True)]
     return hashlib.sha256(json.dumps(hashed).encode()).hexdigest()
 
@@ -234,7 +233,7 @@ def _description(folder: Path, vocab: str | None) -> JSONObject:
         raise DataError(f"vocab ({vocab})", problem, "leave it out")
     if tokenizer.has_tokenizer(folder):
         tokenizer.read_vocabulary(tokenizer.vocabulary_path(folder), corpus["vocab_sha256"])
-    return {key: corpus[key] for key in (*DESCRIPTION, *OPTIONAL) if key in corpus}
+    return {key: corpus[key] for key in DESCRIPTION if key in corpus}
 
 
 def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
@@ -271,10 +270,9 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
 
 def _find_vocabulary(name: str) -> Vocabulary:
     """Return the vocabulary that --vocab names, cased or not."""
-    try:
-        vocabulary = find_vocabulary(name, cased=False)
-    except ConfigError:  # its files or pieces are cased
-        return find_vocabulary(name, cased=True)
+    vocabulary = find_of_any_case(name)
+    if vocabulary.normalization.cased:
+        return vocabulary
     ordinary = (piece for piece in vocabulary.pieces if not piece.startswith("["))
     cased = any(piece != piece.lower() for piece in ordinary)
     return replace(vocabulary, normalization=replace(vocabulary.normalization, cased=cased))

@@ -66,7 +66,7 @@ def run(settings: ExtractSettings) -> None:
             packages=["wikiextractor"] if extractor == "wikiextractor" else [],
             expected_bytes=bytes_written(path, settings.processes),
         ),
-        _shards(dump, CHUNK_BYTES),
+        _shards(dump),
         partial(extract_chunk, header=dump.header, command=command, rules=rules),
         Workers(settings.processes, settings.scheduler),
         total=path.stat().st_size,
@@ -126,8 +126,8 @@ def output_name(number: int) -> Path:
     return Path(letters) / f"wiki_{file:02}"
 
 
-def _shards(dump: Dump, size: int) -> Iterator[Shard]:
-    chunks = dump.streams(round(size / PACKED_EXPANSION)) or dump.chunks(size)
+def _shards(dump: Dump) -> Iterator[Shard]:
+    chunks = dump.streams(round(CHUNK_BYTES / PACKED_EXPANSION)) or dump.chunks(CHUNK_BYTES)
     for number, chunk in enumerate(chunks):
         output = output_name(number)
         arguments = {"name": output.as_posix(), "chunk": replace(chunk, pages=[])}

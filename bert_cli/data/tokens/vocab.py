@@ -102,6 +102,14 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
     return replace(vocabulary, normalization=Normalization.of(config, cased=cased))
 
 
+def find_of_any_case(name: str) -> Vocabulary:
+    """Read the vocabulary that `--vocab` names, cased or not."""
+    try:
+        return find_vocabulary(name, cased=False)
+    except ConfigError:  # its files or pieces are cased
+        return find_vocabulary(name, cased=True)
+
+
 def _download(name: str) -> Path:
     """Return the folder of a model's tokenizer files, from the hub, or from its cache where that cannot be reached."""
     print_error(f"vocab: {name} is not here; asking the Hugging Face hub for it")

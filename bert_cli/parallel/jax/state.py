@@ -8,6 +8,7 @@ Layers in a loop share an array [rounds, ...].
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, cast
 
 import jax
@@ -82,8 +83,9 @@ class DividedArray:
         sharding = NamedSharding(entry.mesh, PartitionSpec(*entry.spec[self._axes :]))
         new = place(value.astype(stored.dtype), sharding)
         if self.row.number is not None:
-            with_row = jax.jit(_with_row, donate_argnums=0, out_shardings=entry)
-            new = with_row(stored, self.row.number, new)
+            put = partial(lax.dynamic_update_index_in_dim, axis=0)
+            with_row = jax.jit(put, donate_argnums=0, out_shardings=entry)
+            new = with_row(stored, new, self.row.number)
         self.state[self.row.key][self.part] = new
 
     @property
@@ -136,8 +138,3 @@ def place(value: Array, sharding: jax.sharding.Sharding) -> jax.Array:
 def _row(stacked: jax.Array, number: int) -> jax.Array:
     """Return a row; one function for all rows, so that it is compiled once for each shape."""
     return lax.dynamic_index_in_dim(stacked, number, keepdims=False)
-
-
-def _with_row(stacked: jax.Array, number: int, row: jax.Array) -> jax.Array:
-    """Return the array with another row; the caller donates the array."""
-    return lax.dynamic_update_index_in_dim(stacked, row, number, 0)

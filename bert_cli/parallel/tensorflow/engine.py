@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -263,10 +263,9 @@ class TensorFlowEngine(Engine):
         for replica, stages in enumerate(self.replicas):
             rows = range(replica * each, (replica + 1) * each)
             micro_batches = MicroBatches(batch, rows, first_index, self.seed, divisors, scale)
-            channels = [None, *(Channel(abandoned) for _ in stages[1:]), None]
-            workers.append([])
-            for n, stage in enumerate(stages):
-                workers[-1].append(StageWorker(stage, micro_batches, channels[n], channels[n + 1]))
+            channels = pairwise([None, *(Channel(abandoned) for _ in stages[1:]), None])
+            ends = zip(stages, channels, strict=True)
+            workers.append([StageWorker(stage, micro_batches, *beside) for stage, beside in ends])
         return workers
 
     def _run_pipelines(

@@ -8,7 +8,7 @@ order. Imports from `tensorflow.python` or `tensorflow.compiler` are not public 
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -213,8 +213,15 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     if gpus:
         divide_devices(list(map(str, gpus)), "GPU", processes, layout)  # before the join
     try:
-        _take_devices(gpus[:needed], 1 if gpus else needed)
-        if not gpus:
+        if gpus:
+            tf.config.set_visible_devices(gpus[:needed], "GPU")
+            for device in gpus[:needed]:
+                tf.config.experimental.set_memory_growth(device, True)
+        else:
+            cpu = tf.config.list_physical_devices("CPU")[0]
+            if needed > len(tf.config.get_logical_device_configuration(cpu) or [None]):
+                device = tf.config.LogicalDeviceConfiguration()
+                tf.config.set_logical_device_configuration(cpu, [device] * needed)
             keep_freed_memory()
         fuse_results()
         # With fewer threads than stages, stages would run one after another. The default is a thread per core.
@@ -242,18 +249,6 @@ def _names(kind: str, processes: Processes) -> list[str]:
 def gpus_of(processes: Processes) -> list[tf.config.PhysicalDevice]:
     """Return the GPUs that this process may use."""
     return part_of_gpus(list(tf.config.list_physical_devices("GPU")), processes)
-
-
-def _take_devices(gpus: Sequence[tf.config.PhysicalDevice], logical: int) -> None:
-    """Make GPUs visible with growing memory, and divide the CPU into logical devices."""
-    if gpus:
-        tf.config.set_visible_devices(gpus, "GPU")
-        for device in gpus:
-            tf.config.experimental.set_memory_growth(device, True)
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    if logical > len(tf.config.get_logical_device_configuration(cpu) or [None]):
-        device = tf.config.LogicalDeviceConfiguration()
-        tf.config.set_logical_device_configuration(cpu, [device] * logical)
 
 
 def fuse_results() -> None:

@@ -31,7 +31,7 @@ from bert_cli.data.text.preprocess import (
     suggest_files_as_documents,
 )
 from bert_cli.data.tokens.tokenizer import Vocabulary
-from bert_cli.data.tokens.vocab import find_vocabulary
+from bert_cli.data.tokens.vocab import find_of_any_case
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
 from bert_cli.parallel.cluster import Processes
@@ -181,20 +181,13 @@ def find_start(name: str, *, needs_vocabulary: bool) -> tuple[Start, Vocabulary 
     pieces = str(source.folder) if is_here else name
     vocabulary = None
     try:
-        vocabulary = _vocabulary_of(pieces)
+        vocabulary = find_of_any_case(pieces)
     except (ConfigError, DataError):  # of Unigram, which an index reads
         if needs_vocabulary:
             raise
     is_cased = vocabulary is None or vocabulary.normalization.cased
     is_for_sentences = (source.folder / MODULES).is_file()
     return Start(name, source.config, pieces, is_cased, is_for_sentences), vocabulary
-
-
-def _vocabulary_of(name: str) -> Vocabulary:
-    try:
-        return find_vocabulary(name, cased=False)
-    except ConfigError:
-        return find_vocabulary(name, cased=True)
 
 
 def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tuple[Machine, str]:
