@@ -26,12 +26,12 @@ def home(pretrained):
     """The run, and the mean of its last checkpoints with what was printed."""
     printed = StringIO()
     with redirect_stdout(printed):
-        assert average(pretrained / "run", pretrained / "mean") == 0
+        assert main(average(pretrained / "run", pretrained / "mean")) == 0
     return SimpleNamespace(path=pretrained, printed=printed.getvalue().splitlines())
 
 
 def average(run, out, *flags):
-    return main(["average", str(run), str(out), "--last", str(LAST), *map(str, flags)])
+    return ["average", str(run), str(out), "--last", str(LAST), *map(str, flags)]
 
 
 @pytest.fixture
@@ -85,32 +85,30 @@ def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names
     assert f"{mean:.6f}" in bert("evaluate", home.path / "mean").out
 
 
-def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_path, capsys):
+def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_path, bert):
     settings = json.loads((copied / "settings.json").read_text())
     del settings["own_crc32c"]
     del settings["evaluation_examples"]
     del settings["evaluate_every_steps"]
     (copied / "settings.json").write_text(json.dumps({**settings, "validation_dir": None}))
-    assert average(copied, tmp_path / "one") == 0
-    out = capsys.readouterr().out
+    out = bert(*average(copied, tmp_path / "one")).out
     words = f"bert evaluate {tmp_path / 'one'} --dataset-dir RECORDS"
     assert out.endswith(f"average: not scored; `{words}` scores it\n")
-    assert average(copied, tmp_path / "one") == 2
-    error = capsys.readouterr().err
+    error = bert(*average(copied, tmp_path / "one"), code=2).err
     assert "exists and is not an empty folder" in error and "score it with `bert evaluate " in error
-    assert average(copied, tmp_path / "two", "--validation-dir", home.path / "records") == 0
-    assert "bits_per_byte" in capsys.readouterr().out
+    scored = average(copied, tmp_path / "two", "--validation-dir", home.path / "records")
+    assert "bits_per_byte" in bert(*scored).out
 
 
-def test_a_run_of_fine_tuning_is_averaged_and_not_scored(copied, tmp_path, capsys):
+def test_a_run_of_fine_tuning_is_averaged_and_not_scored(copied, tmp_path, bert):
     (copied / "settings.json").write_text('{"format": 1, "command": "glue", "glue_task": "mrpc"}')
-    assert average(copied, tmp_path / "out") == 0
-    assert "not scored; only runs of pretrain are scored, not glue mrpc" in capsys.readouterr().out
-    assert average(copied, tmp_path / "two", "--validation-dir", "x") == 2
-    assert "validation_dir (x): has no effect on a run of glue mrpc" in capsys.readouterr().err
+    said = bert(*average(copied, tmp_path / "out")).out
+    assert "not scored; only runs of pretrain are scored, not glue mrpc" in said
+    said = bert(*average(copied, tmp_path / "two", "--validation-dir", "x"), code=2).err
+    assert "validation_dir (x): has no effect on a run of glue mrpc" in said
 
 
-def test_a_checkpoint_of_another_shape_is_refused(copied, tmp_path, capsys):
+def test_a_checkpoint_of_another_shape_is_refused(copied, tmp_path, bert):
     old = complete_checkpoints(copied)[-2]
     tensors = load_file(old / MODEL)
     name = "bert.pooler.dense.bias"
@@ -118,7 +116,6 @@ def test_a_checkpoint_of_another_shape_is_refused(copied, tmp_path, capsys):
     state = json.loads((old / STATE).read_text())
     del state[OWN_CHECKSUM]
     (old / STATE).write_text(json.dumps({**state, "crc32c": {}}))
-    assert average(copied, tmp_path / "out") == 4
-    error = capsys.readouterr().err
+    error = bert(*average(copied, tmp_path / "out"), code=4).err
     assert f"{old / MODEL}: differs from step_00000004" in error and name in error
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
