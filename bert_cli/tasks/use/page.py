@@ -35,7 +35,6 @@ except ImportError:
     raise ConfigError("bert serve", needs_extra("serve")) from None
 
 PAGE = Path(__file__).with_name("page.html")
-TEXT = "text/plain; charset=utf-8"
 READ = ("about", "file")  # requests without a body
 MOST_BYTES = 100_000  # of a request
 LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
@@ -120,9 +119,9 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
     )
 
 
-def sent_file(path: Path, is_plain: bool) -> Response:
-    """Return a file: plain text to read, of which a browser runs nothing, and others to save."""
-    kind, place = (TEXT, "inline") if is_plain else (None, "attachment")
+def sent_file(path: Path, kind: str | None) -> Response:
+    """Return a file to read, by its media type, and others to save."""
+    place = "inline" if kind else "attachment"
     return FileResponse(path, media_type=kind, filename=path.name, content_disposition_type=place)
 
 

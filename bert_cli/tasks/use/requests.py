@@ -29,6 +29,7 @@ QUESTION = re.compile(
 )
 """A short sentence that asks."""
 SAMPLE = 500  # passages in which questions are sought: it takes 20 ms
+TEXT = "text/plain; charset=utf-8"
 OUTER = re.compile(r"^[\W_]+|[\W_]+$")  # marks around a word
 Call = Callable[[JSONObject], object]
 """Answers the JSON of a request. Raises ConfigError for a wrong one."""
@@ -143,7 +144,7 @@ def open_index(settings: ServeSettings) -> Mapping[str, Call]:
         path = Path(name)
         with suppress(OSError):
             if os.path.realpath(name) == name and mark.startswith(state_of(path)):
-                return path, is_plain(path)
+                return path, shown_as(path)
         problem = "its file is gone, or has changed since `bert search make`"
         raise ConfigError("passage", problem, "run it again")
 
@@ -151,13 +152,15 @@ def open_index(settings: ServeSettings) -> Mapping[str, Call]:
     return {"about": about, "file": file, **answers}
 
 
-def is_plain(path: Path) -> bool:
-    """Return whether a file is plain text, which a browser shows as it stands."""
+def shown_as(path: Path) -> str | None:
+    """Return the media type of a file that a browser shows and runs nothing of: plain text or PDF; None for others."""
+    if path.suffix.lower() == ".pdf":
+        return "application/pdf"
     if files.format_by_name(path) in (None, "plain") and not files.compression_of(path):
         with suppress(BertError):
             part = files.recognise(path, files.Reading())
-            return part is not None and part.format == "plain"
-    return False
+            return TEXT if part and part.format == "plain" else None
+    return None
 
 
 def examples(index: Index) -> list[str]:

@@ -68,7 +68,7 @@ def test_a_document_is_read_around_its_passage(index, found):
     assert post(f"{found}api/read", json={"passage": 10**6}).json() == {"hits": []}
 
 
-def test_the_file_of_a_passage_is_sent_as_text_or_to_be_saved(tmp_path):
+def test_the_file_of_a_passage_is_sent_to_be_read_or_to_be_saved(tmp_path):
     pages = [lines("Sails", "A sail needs wind."), lines("Masts", "A mast of spruce is light.")]
     (tmp_path / "boats.pdf").write_bytes(made_pdf(pages))
     (tmp_path / "evil.html").write_text("<title>wind</title><p>A script of the wind.</p>")
@@ -86,9 +86,9 @@ def test_the_file_of_a_passage_is_sent_as_text_or_to_be_saved(tmp_path):
             name = hit["document"].partition(":")[0]
             assert answer.content == (tmp_path / name).read_bytes()
             kind, place = answer.headers["content-type"], answer.headers["content-disposition"]
-            is_text = name == "two.txt"
-            assert place == f'{"inline" if is_text else "attachment"}; filename="{name}"'
-            assert (kind == "text/plain; charset=utf-8") == is_text
+            shown = {"two.txt": "text/plain; charset=utf-8", "boats.pdf": "application/pdf"}
+            assert place == f'{"inline" if name in shown else "attachment"}; filename="{name}"'
+            assert kind == shown.get(name, "text/html; charset=utf-8")
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
             assert str(tmp_path) not in str(answer.headers)
         changed = tmp_path / "evil.html"
@@ -208,6 +208,10 @@ def test_an_answer_of_a_pdf_shows_its_page(tmp_path, page):
         open_page(page, address)
         page.get_by_label("Search").fill("mast of spruce")
         page.locator(".hit .faint", has_text="boats.pdf, page 2").wait_for()
+        page.locator(".hit a").first.click()
+        page.locator("#document .here").wait_for()
+        link = page.locator("#document header a").get_attribute("href")
+        assert link.endswith("#page=2")
         about = get(f"{address}api/about").json() | {"has_new_vectors": True}
         page.route("**/api/about", lambda route: route.fulfill(json=about))
         open_page(page, address)
