@@ -10,9 +10,9 @@ from bert_cli.processes import print_line
 from bert_cli.text import count
 
 AT_ONCE = 4096  # passages of a row group
-COLUMNS = ("id", "document", "title", "start", "stop", "text", "vector")
-ROWS = """SELECT places.id, name || suffix, title, start, stop, text, value FROM places
-    LEFT JOIN vectors USING (hash) ORDER BY places.id"""
+COLUMNS = ("id", "document", "title", "page", "start", "stop", "text", "vector")
+ROWS = """SELECT places.id, name || suffix, title, json_extract(pages, '$[0]'), start, stop, text, value
+    FROM places LEFT JOIN vectors USING (hash) ORDER BY places.id"""
 
 
 def run(settings: SearchExportSettings) -> None:
@@ -25,7 +25,8 @@ def run(settings: SearchExportSettings) -> None:
     index = open_index(settings.index)
     integer = pyarrow.int64()
     string = pyarrow.string()
-    kinds = (integer, string, string, integer, integer, string, pyarrow.list_(pyarrow.float32()))
+    vector = pyarrow.list_(pyarrow.float32())
+    kinds = (integer, string, string, integer, integer, integer, string, vector)
     settings.out.parent.mkdir(parents=True, exist_ok=True)
     with index.snapshot():
         passages = index.count("passages")

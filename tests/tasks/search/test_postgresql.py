@@ -26,6 +26,7 @@ TEXTS = [
     "The music of the film is fine.",
     "A bad plot and a bad actor.",
     "To end the input write\n\\.\nand a tab\tor a \\n here",
+    "A zero\0is in the middle of this long line.",
 ]
 
 
@@ -85,11 +86,15 @@ def test_the_page_loads_an_export_and_asks_it(tmp_path, server, monkeypatch):
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = [line.split("|")[0].strip() for line in done.stdout.splitlines() if "|" in line]
-    assert sorted(rows) == sorted(text.split("\n")[0] for text in TEXTS)
+    texts = [text.replace("\0", " ") for text in TEXTS]
+    assert sorted(rows) == sorted(text.split("\n")[0] for text in texts)
     client = ["psql", "-tA", "-F", "\t", "-c", "SELECT md5(text), vector FROM passages ORDER BY id"]
     stored = subprocess.run(client, env=environment, capture_output=True, text=True, check=True)
-    rows = open_index(Path("index")).table.execute("SELECT value FROM vectors ORDER BY id")
-    sums = [hashlib.md5(text.encode()).hexdigest() for text in TEXTS]
+    index = open_index(Path("index"))  # its table is open as long as this
+    rows = index.table.execute(
+        "SELECT value FROM vectors JOIN passages USING (hash) ORDER BY passages.id"
+    )
+    sums = [hashlib.md5(text.encode()).hexdigest() for text in texts]
     for line, (vector,) in zip(stored.stdout.splitlines(), rows, strict=True):
         text, _ = line.split("\t")
         assert text in sums

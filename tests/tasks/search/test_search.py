@@ -567,7 +567,7 @@ def test_the_exported_table_has_all_passages(manuals):
     main(["search", "make", "index", "manuals"])
     assert main(["search", "export", "index", "out/words.parquet"]) == 0
     rows = parquet.read_table("out/words.parquet").to_pylist()
-    assert [*rows[0]] == ["id", "document", "title", "start", "stop", "text"]
+    assert [*rows[0]] == ["id", "document", "title", "page", "start", "stop", "text"]
     assert sorted(row["document"] for row in rows) == [
         "mount.txt", "notes.jsonl:1", "notes.jsonl:2", "shell/copy.txt", "shell/copy.txt"
     ]  # fmt: skip
