@@ -17,7 +17,8 @@ from bert_cli.statistics import plain
 
 ZERO_OR_ONE = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 # A list, a tuple, a set or bytes, as Python and pandas write them into a cell.
-WRITTEN = re.compile(r"""\[.*\]|\(.*,.*\)|\{.*\}|b(['"]).*\1""", re.DOTALL)
+WRITTEN = re.compile(r"""\[.*\]|\(.*,.*\)|\{.*\}|b(['"]).*\1|set\(\)""", re.DOTALL)
+CALL = re.compile(r"\w+\(([\[{].*[\]}])(?:, *\w+=.*)?\)", re.DOTALL)  # array([...], dtype=object)
 NO_COMMA = re.compile(r"""['"]\s+['"]""")  # between the items of NumPy's lists
 MISSING = ("", "nan", "<na>", "#n/a")  # labels in lower case, as pandas and spreadsheets write them
 
@@ -68,17 +69,17 @@ def labels_of(
     (name,) = columns
     value = row[name]
     if isinstance(value, str):
-        value = value.strip()
-        if WRITTEN.fullmatch(value) and not NO_COMMA.search(value):  # by Python or pandas
+        value = CALL.sub(r"\1", value.strip())
+        if WRITTEN.fullmatch(value):  # by Python or pandas
             with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-                value = ast.literal_eval(value)
+                value = ast.literal_eval(NO_COMMA.sub("'+'", value))  # which it refuses
+            if isinstance(value, str) and value[0] in "[{":
+                problem = f"'{name}' looks like a list, but cannot be read as one ({value[:40]})"
+                raise DataError(where, problem, """write it as ["a", "b"], or without brackets""")
     if isinstance(value, str) and separator is not None:
         value = [word for word in value.split(separator) if word.strip()]
     if isinstance(value, list | tuple | set):
         return tuple(word_of(word, name, where) for word in value), True
-    if isinstance(value, str) and value.startswith("[") and WRITTEN.fullmatch(value):
-        problem = f"'{name}' looks like a list, but cannot be read as one ({value[:40]})"
-        raise DataError(where, problem, """write it as ["a", "b"], or without brackets""")
     return (word_of(value, name, where),), False
 
 

@@ -197,7 +197,8 @@ REFUSED = [
     ("a.jsonl", '{"text": "a", "label": ["x", "X"]}', r"\(line 1\): label 'X' is spelled 'x'"),
     ("a.csv", "text,label\na,['x' 'y']\nb,['x']\n",
      r"\(line 2\): 'label' looks like a list, but cannot be read as one \(\['x' 'y'\]\); write it as \[\"a\", \"b\"\]"),
-    ("a.csv", "text,label\na,[x]\nb,y\n", r"\(line 2\): 'label' looks like a list"),
+    *(("a.csv", f'text,label\na,"{cell}"\nb,y\n', r"\(line 2\): 'label' looks like a list")
+      for cell in ("[x]", "{x,y}", "array([x y])")),
     ("a.csv", "text,label\na,{'x': 1}\nb,y\n", r"\(line 2\): 'label' is empty or not a label"),
     ("a.jsonl", f"{SEVERAL}\n{SEVERAL}",
      r"\(label\): has 2 texts with 3 labels, too many for a table; remove rare labels, .* at most 5"),
@@ -274,6 +275,7 @@ NUMBERS = [[1, 1, 0], [0, 0, 1], [1, 0, 0], [1, 1, 0]]
         ("a.csv", [str(tuple(of)) for of in SETS], {}),
         ("a.tsv", [str({*of}) for of in SETS], {}),
         ("a.csv", [json.dumps(of) for of in SETS], {}),
+        ("a.csv", [f"array({of}, dtype=object)" for of in SETS], {}),  # as pandas writes arrays
         ("a.jsonl", [json.dumps(of) for of in SETS], {}),
         ("a.parquet", [[word.encode() for word in of] for of in SETS], {}),
     ],
