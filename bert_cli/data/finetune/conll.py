@@ -225,13 +225,13 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     for chunk in _CHUNK.finditer(text):
         begin, end = chunk.span()
-        is_word = [not unicodedata.category(letter).startswith("P") for letter in chunk[0]]
-        # Of marks alone, the last is the word.
-        first = is_word.index(True) if any(is_word) else len(is_word) - 1
-        after = len(is_word) - is_word[::-1].index(True) if any(is_word) else len(is_word)
-        spans += [(n, n + 1) for n in range(begin, begin + first)]
-        spans.append((begin + first, begin + after))
-        spans += [(n, n + 1) for n in range(begin + after, end)]
+        letters = enumerate(chunk[0], begin)
+        inner = [n for n, letter in letters if not unicodedata.category(letter).startswith("P")]
+        inner = inner or [end - 1]  # of marks alone, the last is the word
+        after = inner[-1] + 1
+        spans += [(n, n + 1) for n in range(begin, inner[0])]
+        spans.append((inner[0], after))
+        spans += [(n, n + 1) for n in range(after, end)]
     return spans
 
 

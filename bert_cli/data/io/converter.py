@@ -2,10 +2,12 @@
 
 It imports nothing of the package. Standard input has lines of JSON, each with the bytes of a file behind it; standard
 output has one line of JSON for each. The system ends it when it exceeds its memory or time. The text is what `bert`
-reads from plain files: front matter with the title, headings with `#`, a form feed before each page but the first.
+reads from plain files: front matter with the title, headings with `#`, a form feed before each page but the first, and
+a vertical tab at the end of a line of code in a PDF.
 """
 
 import codecs
+import ctypes
 import io
 import json
 import posixpath
@@ -36,6 +38,8 @@ DECLARED = re.compile(
 BROWSERS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "shift_jis": "cp932"}
 """Encodings of web pages: by their first bytes, as they declare it, and the larger one that browsers read instead."""
 FAULTS = re.compile("[\ufffd\0-\x08\x0e-\x1f\x7f-\x9f]")
+FOREIGN = re.compile(r"(?!(.)\1*(?![^\0-\x7f]))[^\0-\x7f]{4,}")
+"""Letters beyond ASCII in a row, not all alike: rare in the West, but bytes of EUC-JP, GBK or KOI8-R are read so."""
 # The names of elements without namespaces, of all kinds of XML.
 BLOCKS = re.compile(
     "p|tr|t[dhc]|br|cr|hr?|h[1-6]|table-row|table-cell|line-break|div|li|d[td]|pre|blockquote|section|article|main|header|"
@@ -58,9 +62,13 @@ ROWS = {"tr", "table-row"}
 SIGNS: dict[int, str | None] = {code: None for code in range(32) if code not in (9, 10)}
 """What control characters of PDFium are: a hyphen with the end of its line, and the ligatures of TeX's old fonts."""
 SIGNS |= {2: "-\n", 11: "ff", 12: "fi", 13: "fl", 14: "ffi", 15: "ffl"}
+# In the names of fonts; their flags are often wrong.
+MONOSPACED = re.compile(rb"mono|courier|tt\d|typewriter|consol", re.IGNORECASE)
+MOST_CODE = 0.8  # of the lines of a PDF; more are prose that a typewriter wrote
 SPACES = {"tab": " ", "ptab": " ", "s": " ", "noBreakHyphen": "-"}
 LOCKED = "is encrypted", "save a copy without its password"
 SCANNED = "its pages are pictures: recognise their text first, as with `ocrmypdf IN.pdf OUT.pdf`"
+UNKNOWN = "save it as UTF-8, as with iconv -f EUC-JP -t UTF-8, or state its encoding in the page"
 TOO_LARGE = "export it as plain text, or split it"
 
 
@@ -77,16 +85,39 @@ def pdf(data: bytes) -> tuple[str, list[str]]:
         raise FaultyError(f"has {len(document):,} pages, more than {MOST_PAGES:,}", TOO_LARGE)
     pages: list[str] = []
     for number in range(len(document)):
-        text = ""
+        lines: list[str] = []
         with suppress(pypdfium2.PdfiumError):  # of a damaged page
-            text = document[number].get_textpage().get_text_bounded()
-        pages.append(text.replace("\r\n", "\n").translate(SIGNS))
+            page = document[number].get_textpage()
+            lines = page.get_text_bounded().split("\r\n")
+            code = _code_of(page)
+            lines = [line.translate(SIGNS) + "\v" * (line.strip() in code) for line in lines]
+        pages.append("\n".join(lines))
+    text = "\n\f".join(pages)
+    if text.count("\v") > MOST_CODE * text.count("\n"):
+        text = text.replace("\v", "")
     if not any(map(str.strip, pages)):
         raise FaultyError(f"has no text on its pages ({len(pages):,})", SCANNED)
     title = ""
     with suppress(UnicodeDecodeError):
         title = document.get_metadata_value("Title")
-    return title, ["\n\f".join(pages)]
+    return title, [text]
+
+
+def _code_of(page: Any) -> set[str]:
+    """Return the lines of a page that begin and end in a monospaced font."""
+    from pypdfium2 import raw
+
+    name = ctypes.create_string_buffer(100)
+    code: set[str] = set()
+    for line in re.finditer(r"\S(?:.*\S)?", page.get_text_range()):
+        for place in (line.start(), line.end() - 1):
+            letter = raw.FPDFText_GetCharIndexFromTextIndex(page, place)
+            raw.FPDFText_GetFontInfo(page, letter, name, len(name), None)
+            if not MONOSPACED.search(name.value):
+                break
+        else:
+            code.add(line[0])
+    return code
 
 
 def docx(data: bytes) -> tuple[str, list[str]]:
@@ -162,11 +193,13 @@ def _decoded(data: bytes) -> str:
         text = data.decode(encoding, "replace")
         faults = len(text) - len(FAULTS.sub("", text))
         others = len(text) - len(text.encode("ascii", "ignore"))
-        if least * faults <= others:
+        foreign = sum(len(row[0]) for row in FOREIGN.finditer(text))
+        is_western = encoding != "cp1252" or 2 * foreign <= others
+        if least * faults <= others and is_western:
             return text
-    if 1000 * faults <= len(text):
+    if 1000 * faults <= len(text) and is_western:
         return text
-    raise FaultyError("is in an unknown encoding", "save it as UTF-8")
+    raise FaultyError("is in an unknown encoding", UNKNOWN)
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:

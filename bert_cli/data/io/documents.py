@@ -61,7 +61,10 @@ def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kin
         yield from _marked_plain(part, reading)
     elif part.format in files.DOCUMENTS:
         for kind, line in _marked_plain(part, replace(reading, documents="files")):
-            yield from _marked_pages(line) if kind == "body" else [(kind, line)]
+            *pages, _ = line.split("\f")
+            yield from (("page", str(size)) for size in accumulate(map(len, pages)))
+            if kind == "document" or line.strip("\f"):
+                yield kind, line.replace("\f", "")
     else:
         joiner = None if part.margins is None else _joiner(part, reading)
         for title, text in _titled_texts(part, reading.text_field):
@@ -107,19 +110,11 @@ def _marked_plain(part: files.Part, reading: files.Reading) -> Iterator[tuple[Ki
         yield "body", line
 
 
-def _marked_pages(line: str) -> Iterator[tuple[Kind, str]]:
-    """Yield the beginnings of pages in a line, which has form feeds there, and then the line without them."""
-    *pages, _ = line.split("\f")
-    yield from (("page", str(size)) for size in accumulate(map(len, pages)))
-    if text := line.replace("\f", ""):
-        yield "body", text
-
-
 def _after_front_matter(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
     """Return the title in the front matter of a file, as Hugo and Jekyll have it, and the lines after that."""
-    head = list(islice(lines, 1))
+    head = [next(lines, "")]
     title = ""
-    mark = head[0].strip() if head else ""
+    mark = head[0].strip()
     for line in islice(lines, MOST_ENTRIES if mark in ("---", "+++") else 0):
         head.append(line)
         if line.strip() == mark:
@@ -235,7 +230,7 @@ def _joiner(part: files.Part, reading: files.Reading) -> Joiner:
     """Return what joins the lines of a part, with the words at the beginning of its complete file."""
     size = files.HEAD_BYTES if part.format in ("plain", "pdf") else SAMPLED_CHARACTERS
     head = sample_of(part, reading, size)
-    return Joiner(head, part.margins or (), keeps_pages=part.format == "pdf")
+    return Joiner(head, part.margins or (), is_paged=part.format == "pdf")
 
 
 def _titled_texts(part: files.Part, field: str) -> Iterator[tuple[str, str]]:

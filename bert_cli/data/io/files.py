@@ -60,6 +60,7 @@ WIDE_CHARACTERS = {
 }
 XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html", b"<svg")
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
+NOT_UTF_8 = "save it as UTF-8, as with iconv -f ENCODING -t UTF-8 (EUC-JP, GB18030, LATIN1, ...)"
 PARQUET = b"PAR1"
 LONGEST_MARK = 16  # of a compression
 JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
@@ -370,7 +371,7 @@ def decode(data: bytes, source: Part | str, offset: int = 0) -> str:
             line += line_number(source, offset) - 1
             source = str(source.path)
         problem = f"byte 0x{data[error.start]:02X} is not UTF-8"
-        raise DataError(f"{source} (line {line})", problem, "save it as UTF-8") from error
+        raise DataError(f"{source} (line {line})", problem, NOT_UTF_8) from error
 
 
 def line_number(part: Part, offset: int) -> int:

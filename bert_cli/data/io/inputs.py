@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from bert_cli.data.io.documents import recognise_lines, sample_of
-from bert_cli.data.io.files import DOCUMENTS, Format, Part, Reading, format_by_name, recognise
+from bert_cli.data.io.files import DOCUMENTS, Part, Reading, format_by_name, recognise
 from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import in_order, report_failure
@@ -87,7 +87,8 @@ def open_sentences(source: Path, out: Path, left_out: LeftOut | None = None) -> 
         kind = part.compression or part.format
         if kind != "plain" and not (left_out and part.format in DOCUMENTS):
             problem = f"is {kind}, not plain text with one sentence on each line"
-            raise DataError(str(part.path), problem, "run `bert preprocess` on it first")
+            remedy = "unpack it" if part.compression else "run `bert preprocess` on it"
+            raise DataError(str(part.path), problem, f"{remedy} first")
     shards = manifest.get("shards", [])
     documents = {source / shard["output"]: shard.get("documents", 0) for shard in shards}
     return Sentences(parts, notes, documents)
@@ -170,11 +171,7 @@ def refuse_output_inside(source: Path, out: Path, manifest: Manifest) -> None:
 
 def find_root(source: Path) -> Path:
     """Return the folder that the names of output files are relative to."""
-    if source.is_dir():
-        return source
-    parts = source.parts
-    first = next((n for n, part in enumerate(parts) if GLOB.search(part)), len(parts) - 1)
-    return source.parent if source.exists() else Path(*parts[:first])
+    return next(folder for folder in (source, *source.parents) if folder.is_dir())
 
 
 def recognise_all(
@@ -191,18 +188,12 @@ def recognise_all(
             files[path] = part
     left_out.report()
     empty = [path for path, part in files.items() if part is None]
-    parts = [part for part in files.values() if part is not None]
+    parts = list(filter(None, files.values()))
     if not parts:
-        more = f" and {len(empty) - 1} more files are" if empty[1:] else " is"
-        problem = "has no file with text" if left_out.problems else f"{empty[0]}{more} empty"
-        raise DataError(f"input ({source})", problem, "use files with text")
+        raise DataError(f"input ({source})", "has no file with text", "use files with text")
     notes = []
     if empty and not manifest:
         notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")
-    formats = Counter(part.format for part in parts)
-    if len(formats) > 1:
-        counts = ", ".join(f"{formats[kind]} {kind}" for kind in get_args(Format) if formats[kind])
-        notes.append(f"{source}: holds files of several formats: {counts}")
     return parts, notes
 
 

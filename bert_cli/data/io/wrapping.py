@@ -58,7 +58,7 @@ FENCED = re.compile(r"^ *(```[^`\n]*|~~~\w*)$.*?(^ *(```|~~~)$|\Z)", re.MULTILIN
 UNFINISHED = 0.8
 """Minimum length of a line that does not end a sentence, as a fraction of the width, instead of FILLED."""
 MOST_TITLES = 4  # lines around the break of a page, two on each side
-MAX_PARAGRAPH = 1 << 16  # characters, so that a file without paragraphs needs no more memory
+MOST_ROWS = 1000  # of a paragraph, so that a file without paragraphs needs no more memory
 
 WORDS = re.compile(r"\w+(?:-\w+)*")
 FIRST_PART = re.compile(r"(?<![\w-])(-*)((?:\w+-)*\w+)([-\u2010])$")
@@ -73,6 +73,7 @@ class Row(NamedTuple):
     indent: int
     end: int
     text: str
+    feed: str = ""  # before it, where a page begins
 
 
 Break = tuple[Row, Row]
@@ -81,12 +82,15 @@ Break = tuple[Row, Row]
 def row_of(line: str) -> Row:
     """Return the line without blanks around it and without the marks of a quoted mail."""
     line = line.expandtabs().rstrip()
-    quote = ""
-    if line.startswith(">") and (match := QUOTE.match(line)):
-        quote = match[0]
-        line = line[len(quote) :]
+    match = QUOTE.match(line)
+    quote = match[0] if match else ""
+    line = line.removeprefix(quote)
     text = line.lstrip()
     return Row(quote, len(line) - len(text), len(line), text)
+
+
+def _rows_of(text: str) -> list[Row]:
+    return [row for line in text.split("\n") if (row := row_of(line)).text]
 
 
 def margins_of(text: str, common: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -136,12 +140,13 @@ def fill(line: str, following: str, width: int) -> float:
 
 def has_two_columns(text: str) -> bool:
     """Return whether most lines have one wide gap, and all gaps end in about the same column."""
-    rows = [row for line in text.split("\n") if (row := row_of(line)).text]
-    starts: Counter[int] = Counter()
-    for row in rows:
-        cells = GAP.split(row.text)
-        if len(cells) == 2 and min(map(len, cells)) > MIN_COLUMN:
-            starts[row.end - len(cells[1])] += 1
+    rows = _rows_of(text)
+    cells = ((row.end, GAP.split(row.text)) for row in rows)
+    starts = Counter(
+        end - len(parts[1])
+        for end, parts in cells
+        if len(parts) == 2 and min(map(len, parts)) > MIN_COLUMN
+    )
     # The second column of proportional fonts starts a column more or less to the right.
     count = max((starts[n - 1] + starts[n] + starts[n + 1] for n in list(starts)), default=0)
     return count > max(MIN_EVIDENCE, len(rows) / 2)
@@ -157,7 +162,7 @@ def has_line_numbers(text: str) -> bool:
 
 def ends_within_sentences(text: str) -> bool:
     """Return whether many lines of prose end within a sentence; not for text that is all in lower case."""
-    rows = [row for line in text.split("\n") if (row := row_of(line)).text]
+    rows = _rows_of(text)
     begun = sum(row.text[0].islower() for row in rows)
     cut = sum(
         not FINAL.search(first.text) and second.text[0].islower() and is_prose((first, second))
@@ -176,8 +181,6 @@ def _shows_margin(first: Row, second: Row) -> bool:
 
 def _are_cells(first: Row, second: Row) -> bool:
     """Return whether two lines have a wide gap that ends in the same column, as rows of a table do."""
-    if "   " not in first.text or "   " not in second.text:
-        return False
     gaps, others = (
         {row.indent + gap.end() for gap in GAP.finditer(row.text)} for row in (first, second)
     )
@@ -251,8 +254,7 @@ def continues(rows: Sequence[Row], row: Row, margins: Sequence[int]) -> bool:
         return is_edited and not FINAL.search(last.text)
     # A first line may have been indented after the text was wrapped.
     unindented = last._replace(end=last.end + min(0, offset))
-    widest = (max(margins),)
-    return is_broken(last, row, widest) or is_broken(unindented, row, widest)
+    return any(is_broken(line, row, [max(margins)]) for line in (last, unindented))
 
 
 def _starts_item(rows: Sequence[Row], row: Row) -> bool:
@@ -277,14 +279,12 @@ class Joiner:
 
     A hyphen at the end of a line is removed or stays as in other occurrences of the word in the head; for a word
     without other occurrences, the majority of such words decides. Text without margins has a proportional font.
-    With `keeps_pages`, a form feed stays where a page begins.
+    With `is_paged`, a form feed stays where a page begins.
     """
 
-    def __init__(
-        self, head: str, margins: Sequence[int] = (), *, keeps_pages: bool = False
-    ) -> None:
+    def __init__(self, head: str, margins: Sequence[int] = (), *, is_paged: bool = False) -> None:
         self.margins = margins
-        self.feed = "\f" if keeps_pages else ""
+        self.feed = "\f" if is_paged else ""
         lines = [line.strip() for line in head.split("\n")]
         lengths = [len(line) for line in lines if line] or [1]
         self.width = common_length(lengths) if len(lengths) > MIN_BREAKS else max(lengths)
@@ -295,48 +295,42 @@ class Joiner:
             for line, following in pairwise(lines)
             if (first := _first_part(line)) and (second := WORDS.match(following))
         ]
-        joined, hyphenated = (sum(sign * n > 0 for n in excesses) for sign in (1, -1))
-        self.drops_hyphens = joined >= hyphenated
+        self.drops_hyphens = sum((n > 0) - (n < 0) for n in excesses) >= 0
         pages = [list(filter(str.strip, page.split("\n"))) for page in head.split("\f")]
-        outer = ([*page[:2], *page[-2:]] for page in pages[1:] and pages)
+        outer = ([*page[:2], *page[-2:]] for page in pages)
         titles = Counter(chain.from_iterable({*map(_without_digits, page)} for page in outer))
         self.titles = {title for title, count in titles.items() if count > 1}
 
     def paragraphs(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield each paragraph in a line, and blank lines and lines of code between fences as they are."""
+        """Yield each paragraph in a line; blank lines, and code between fences or with a vertical tab, as they are."""
         rows: list[Row] = []
-        feeds: list[str] = []  # before each row
-        size = 0
-        is_code = False
+        is_fenced = False
         for line in self._without_page_breaks(lines):
-            row = row_of(line.replace("\f", ""))
+            row = row_of(line.replace("\f", ""))._replace(feed=self.feed * line.count("\f"))
             is_fence = bool(FENCE.match(row.text))
-            is_code ^= is_fence
-            joins = row.text and size < MAX_PARAGRAPH and not (is_code or is_fence)
+            is_fenced ^= is_fence
+            is_code = is_fenced or is_fence or "\v" in line
+            joins = row.text and len(rows) < MOST_ROWS and not is_code
             if rows and not (joins and self._continues(rows, row)):
-                yield from self._joined(rows, feeds)
+                yield from self._joined(rows)
                 rows = []
-                feeds = []
-                size = 0
-            if is_code or is_fence:
-                yield row.text
-            elif row.text:
+            if row.text and not is_code:
                 rows.append(row)
-                feeds.append(self.feed * line.count("\f"))
-                size += len(row.text)
             else:
-                yield ""
-        yield from self._joined(rows, feeds)
+                yield row.text and row.feed + row.text
+        yield from self._joined(rows)
 
     def _continues(self, rows: Sequence[Row], row: Row) -> bool:
         last = rows[-1]
-        if self.margins or row.quote != last.quote:
-            return row.quote == last.quote and continues(rows, row, self.margins)
+        if row.quote != last.quote:
+            return False
+        if self.margins:
+            return continues(rows, row, self.margins)
         least = FILLED if FINAL.search(last.text) else UNFINISHED
         return row.text[0].islower() or fill(last.text, row.text, self.width) > least
 
-    def _joined(self, rows: Sequence[Row], feeds: Sequence[str]) -> list[str]:
-        texts = [feed + row.text for feed, row in zip(feeds, rows, strict=True)]
+    def _joined(self, rows: Sequence[Row]) -> list[str]:
+        texts = [row.feed + row.text for row in rows]
         is_joined = texts and (not self.margins or is_prose(rows))
         return [reduce(self._join, texts)] if is_joined else texts
 

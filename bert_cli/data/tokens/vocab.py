@@ -249,8 +249,8 @@ def _train(
     library = tokenizer.library_tokenizer({"[UNK]": 0}, normalization)
     letters, continuing = _alphabet(texts(), library, size // 4)
     if not letters:
-        remedy = "use a folder that `bert preprocess` wrote"
-        raise DataError(f"input ({settings.input})", "no text", remedy)
+        remedy = "use files with sentences"
+        raise DataError(f"input ({settings.input})", "has no text", remedy)
     fixed = [*tokenizer.SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
     if least > size:

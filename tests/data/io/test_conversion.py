@@ -90,6 +90,16 @@ def test_ligatures_of_old_fonts_of_tex_are_letters(tmp_path):
     assert read(tmp_path / "b.pdf", made_pdf([page, page]))[1] == [f"{letters} {letters}"]
 
 
+@pytest.mark.parametrize("prose", [20, 2, 0])
+def test_code_in_a_monospaced_font_keeps_its_lines_where_not_all_is_in_one(prose, tmp_path):
+    commands = ["    git clone sail", "    cd sail", "    make install"]
+    texts = [words(3).lower() for _ in range(prose)]
+    pages = [lines(*texts, commands[0]), lines(*commands[1:], *texts)]
+    _, text = read(tmp_path / "a.pdf", made_pdf(pages))
+    assert sum(f"    {line}" in commands for line in text) == (3 if prose else 0), text
+    assert "cd sail" in " ".join(text) and "\v" not in str(text)
+
+
 def test_empty_pages_count_and_lines_stay_in_the_order_in_which_they_were_written(tmp_path):
     columns = [(n // 2, ((60, 320)[n % 2], f"{n} is a line of a column")) for n in range(40)]
     wide = (21, (60, "one line of the full width goes on and on through the middle of its page"))
@@ -212,7 +222,14 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10 if n else "ha" * 99}">' fo
         ("a.odt", made_odt("", MANIFEST), f"is an OpenDocument text that {LOCKED}"),
         ("a.epub", made_epub({"a": "<html/>"}, "", "A"), "is an EPUB book that has no text"),
         ("a.html", b"<!DOCTYPE html><p hidden>No.</p>", "is HTML that has no text"),
-        ("a.html", f"<!DOCTYPE html>{'、帆船。' * 9}".encode("cp932"), "in an unknown encoding; "),
+        *(
+            (
+                "a.html",
+                f"<!DOCTYPE html>{'帆船の旅。' * 9}".encode(name),
+                "unknown encoding; .*iconv",
+            )
+            for name in ("cp932", "euc-jp", "gb18030")
+        ),
     ],
 )
 def test_a_document_that_cannot_be_read_says_what_to_do(name, data, problem, tmp_path):

@@ -124,16 +124,14 @@ def test_the_manifest_says_which_files_have_one_document(home, tmp_path, capsys)
 def test_only_text_with_one_sentence_on_each_line_is_read(tmp_path):
     article = '<doc id="1" url="" title="A">\nA\n\nText.\n</doc>\n'
     row = '{"text": "One."}\n'
-    for name, text, kind in (
-        ("a", article, "wikiextractor"),
-        ("a.jsonl", row, "json-lines"),
-        ("a.csv", "text\nOne.\n", "csv"),
-        ("a.gz", gzip.compress(b"One."), "gzip"),
+    for name, data, kind, remedy in (
+        ("a", article.encode(), "wikiextractor", "run `bert preprocess` on it"),
+        ("a.jsonl", row.encode(), "json-lines", "run `bert preprocess` on it"),
+        ("a.csv", b"text\nOne.\n", "csv", "run `bert preprocess` on it"),
+        ("a.gz", gzip.compress(b"One."), "gzip", "unpack it"),
     ):
-        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-        problem = (
-            rf"{name}: is {kind}, not plain text with one .*; run `bert preprocess` on it first"
-        )
+        (tmp_path / name).write_bytes(data)
+        problem = f"{name}: is {kind}, not plain text with one .*; {remedy} first"
         with pytest.raises(DataError, match=problem):
             open_sentences(tmp_path / name, tmp_path / "out")
     # The first sentence of a step that splits sentences may begin like JSON.
@@ -298,7 +296,7 @@ def test_bad_input_is_rejected_and_leaves_no_records(home, tmp_path):
     folder, out = tmp_path / "sentences", tmp_path / "out"
     folder.mkdir()
     (folder / "text_00").write_text("")
-    with pytest.raises(DataError, match="is empty; use files with text"):
+    with pytest.raises(DataError, match="has no file with text; use files with text"):
         make(home, out, input=folder)
     assert not out.exists()
     (folder / "text_00").write_text("ba ke.\nlo mi.\n")
