@@ -25,7 +25,7 @@ from bert_cli.data.io import files
 from bert_cli.data.io.files import Part, check_encoding
 from bert_cli.data.io.rows import MOST_FAULTS, Rows, rows, text_of
 from bert_cli.errors import DataError, combine, nearest
-from bert_cli.files import write_output
+from bert_cli.files import report_failure, write_output
 from bert_cli.processes import print_error
 from bert_cli.statistics import Examples, Sample, identify, linked_texts, plain, sample_of
 from bert_cli.text import count
@@ -95,16 +95,13 @@ def open_file(path: Path) -> Part:
     if path.suffix.lower() in SPREADSHEETS and path.is_file():
         remedy = "save it as CSV with UTF-8, and use that file"
         raise DataError(str(path), "is a spreadsheet, not text", remedy)
-    try:
-        return files.part_of(path)
-    except FileNotFoundError:
-        siblings = {sibling.stem: sibling for sibling in path.parent.glob("*")}
-        near = nearest(path.stem, siblings)
-        remedy = f"did you mean '{siblings[near]}'?" if near else "check the path"
-        raise DataError(str(path), "no such file", remedy) from None
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-        raise DataError(str(path), problem, "check the path and the file") from error
+    with report_failure(str(path), "read", "check the path and the file"):
+        if path.exists():
+            return files.part_of(path)
+    siblings = {sibling.stem: sibling for sibling in path.parent.glob("*")}
+    near = nearest(path.stem, siblings)
+    remedy = f"did you mean '{siblings[near]}'?" if near else "check the path"
+    raise DataError(str(path), "no such file", remedy)
 
 
 def check_files(settings: Mapping[str, Any]) -> None:

@@ -62,8 +62,7 @@ ROWS = {"tr", "table-row"}
 SIGNS: dict[int, str | None] = {code: None for code in range(32) if code not in (9, 10)}
 """What control characters of PDFium are: a hyphen with the end of its line, and the ligatures of TeX's old fonts."""
 SIGNS |= {2: "-\n", 11: "ff", 12: "fi", 13: "fl", 14: "ffi", 15: "ffl"}
-# In the names of fonts; their flags are often wrong.
-MONOSPACED = re.compile(rb"mono|courier|tt\d|typewriter|consol", re.IGNORECASE)
+MONOSPACED = re.compile(rb"mono|courier|tt\d|typewriter|consol", re.IGNORECASE)  # names of fonts
 MOST_CODE = 0.8  # of the lines of a PDF; more are prose that a typewriter wrote
 SPACES = {"tab": " ", "ptab": " ", "s": " ", "noBreakHyphen": "-"}
 LOCKED = "is encrypted", "save a copy without its password"

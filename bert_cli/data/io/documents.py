@@ -175,8 +175,7 @@ def _lines(part: files.Part) -> Iterator[str]:
 def recognise_lines(parts: Sequence[files.Part], reading: files.Reading) -> list[files.Part]:
     """Return the files with the margins of their hard line breaks, or with what is wrong with their lines.
 
-    A file without a margin of its own has that of the corpus, if its lines agree with it. Raises DataError for a text
-    field that cannot be read.
+    A file without a margin of its own has that of the corpus, if its lines agree. Raises DataError for a faulty field.
     """
     if reading.line_breaks == "keep":
         return list(parts)

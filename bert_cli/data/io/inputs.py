@@ -191,10 +191,8 @@ def recognise_all(
     parts = list(filter(None, files.values()))
     if not parts:
         raise DataError(f"input ({source})", "has no file with text", "use files with text")
-    notes = []
-    if empty and not manifest:
-        notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")
-    return parts, notes
+    note = f"{empty[0]}: is empty and left out; empty files: {len(empty)}" if empty else ""
+    return parts, [note] if note and not manifest else []
 
 
 def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None:

@@ -21,6 +21,7 @@ MOST_FAULTS = 10  # that an error lists
 ROWS_AT_ONCE = 128  # of a Parquet file
 
 Row = Mapping[str, Any]
+Cells = Iterator[tuple[str, list[str]]]  # "FILE (line 3)", cells
 Rows = Iterator[tuple[str, Row]]  # "FILE (line 3)", columns
 
 
@@ -110,9 +111,7 @@ def delimiter_of(header: str, kind: str, needed: Sequence[str]) -> str:
     return next(complete, max(headers, key=lambda mark: len(headers[mark])))
 
 
-def split_cells(
-    lines: Iterable[str], source: str, delimiter: str
-) -> Iterator[tuple[str, list[str]]]:
+def split_cells(lines: Iterable[str], source: str, delimiter: str) -> Cells:
     """Yield the (location, cells) of each row; without a delimiter it is a tab, and there is no quoting."""
     if not delimiter:
         for number, line in enumerate(lines, 1):

@@ -25,7 +25,6 @@ SPLIT_ROOM = 9  # columns: a word need not be split at its last possible syllabl
 MAX_FINAL = 0.4
 MAX_BEGUN = 0.6
 """Limits for fractions of the breaks: after the end of a sentence, before a capital, a digit or a mark."""
-MIN_COLUMN = 12  # characters of text in each of two columns
 MIN_CUT = 0.2  # of the lines end within a sentence
 MAX_LOWER = 0.9  # of the lines begin with a small letter; more if the text has no others
 TWO_COLUMNS = "hold two columns"
@@ -36,8 +35,7 @@ MISSING = "are missing"
 
 MIN_BREAKS = 12  # within paragraphs; fewer are no evidence
 WIDTHS = range(30, 161)  # characters; of books 45 to 80, of a page of PDF up to 140
-FILLED = 0.9
-"""Minimum length of a line, as a fraction of the width: proportional fonts vary."""
+FILLED = 0.9  # least length of a line, as a fraction of the width: proportional fonts vary
 MIN_FILLED = 0.72
 """Least fraction of the breaks after a filled line. Filled breaks, those after the end of a sentence (MAX_FINAL) and
 before a capital, a digit or a mark (MAX_BEGUN), measured: 60 articles wrapped in 8 ways and 56 PDF files have at least
@@ -52,11 +50,11 @@ BULLET = re.compile(r"[*•·◦▪+–—-]\s+\S")
 ITEM = re.compile(r"(?:[*•·◦▪+–—-]|\(?(?:\d{1,3}|[A-Za-z]|[ivx]+)[.)])\s+\S")
 STRETCHED = re.compile(r"[^\s.!?:]  +\S")
 GAP = re.compile(r" {3,}")
+PAIR = re.compile(r"(?:(?! {3}).){13,} {3,}(?! )((?:(?! {3}).){13,})")  # columns with one gap
 FENCE = re.compile(r"(?:`{3,}[^`]*|~~~\w*)$")  # of code in Markdown
 FENCED = re.compile(r"^ *(```[^`\n]*|~~~\w*)$.*?(^ *(```|~~~)$|\Z)", re.MULTILINE | re.DOTALL)
 
-UNFINISHED = 0.8
-"""Minimum length of a line that does not end a sentence, as a fraction of the width, instead of FILLED."""
+UNFINISHED = 0.8  # instead of FILLED, for a line that does not end a sentence
 MOST_TITLES = 4  # lines around the break of a page, two on each side
 MOST_ROWS = 1000  # of a paragraph, so that a file without paragraphs needs no more memory
 
@@ -141,12 +139,7 @@ def fill(line: str, following: str, width: int) -> float:
 def has_two_columns(text: str) -> bool:
     """Return whether most lines have one wide gap, and all gaps end in about the same column."""
     rows = _rows_of(text)
-    cells = ((row.end, GAP.split(row.text)) for row in rows)
-    starts = Counter(
-        end - len(parts[1])
-        for end, parts in cells
-        if len(parts) == 2 and min(map(len, parts)) > MIN_COLUMN
-    )
+    starts = Counter(row.end - len(pair[1]) for row in rows if (pair := PAIR.fullmatch(row.text)))
     # The second column of proportional fonts starts a column more or less to the right.
     count = max((starts[n - 1] + starts[n] + starts[n + 1] for n in list(starts)), default=0)
     return count > max(MIN_EVIDENCE, len(rows) / 2)
@@ -322,10 +315,8 @@ class Joiner:
 
     def _continues(self, rows: Sequence[Row], row: Row) -> bool:
         last = rows[-1]
-        if row.quote != last.quote:
-            return False
-        if self.margins:
-            return continues(rows, row, self.margins)
+        if self.margins or row.quote != last.quote:
+            return row.quote == last.quote and continues(rows, row, self.margins)
         least = FILLED if FINAL.search(last.text) else UNFINISHED
         return row.text[0].islower() or fill(last.text, row.text, self.width) > least
 

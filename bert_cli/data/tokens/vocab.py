@@ -249,8 +249,7 @@ def _train(
     library = tokenizer.library_tokenizer({"[UNK]": 0}, normalization)
     letters, continuing = _alphabet(texts(), library, size // 4)
     if not letters:
-        remedy = "use files with sentences"
-        raise DataError(f"input ({settings.input})", "has no text", remedy)
+        raise DataError(f"input ({settings.input})", "has no text", "use files with sentences")
     fixed = [*tokenizer.SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
     if least > size:
