@@ -377,7 +377,7 @@ def test_every_variable_that_the_code_reads_is_documented():
 
 def test_the_page_draws_the_schedules_of_the_code():
     page = (ROOT / "docs" / "ideas" / "schedules.md").read_text(encoding="utf-8")
-    passes = {"forward": "{0}", "backward": "{0}'", "forward-backward": "{0} {0}'"}
+    passes = {"forward": "{0}", "backward": "{0}'", "forward_backward": "{0} {0}'"}
     rows = []
     for stage in range(3):
         work = work_of(stage, 3, 4)

@@ -102,7 +102,7 @@ class LaunchSettings(DryRunSettings):
     --parallel.layout auto
     """
 
-    NEEDS = {name: "hosts" for name in ("remote_shell", "pass_variables")}
+    NEEDS = dict.fromkeys(("remote_shell", "pass_variables"), "hosts")
 
     processes: Positive = 1
     """Number of processes on each host. They divide the GPUs of the host, or its cores if it has no GPU."""

@@ -158,7 +158,7 @@ def _rename(keys: Values, shown: Callable[[str], str]) -> Loaded:
             values[new] = value
         elif value is not None:
             no_effect[shown(old)] = reason
-        if reason is not None or new == old or old == "parallel":
+        if reason is not None or old in (new, "parallel"):
             continue
         if second := new if new in keys else renamed.get(new):
             problem = f"is the old name of {shown(new)}, which is also set ({shown(second)})"

@@ -182,7 +182,7 @@ def _lines(text: str) -> list[str]:
     headings: list[tuple[int, str]] = []  # without text so far
 
     def add(line: str) -> None:
-        line = " ".join(html.unescape(line).split()) if "&" in line else " ".join(line.split())
+        line = " ".join(html.unescape(line).split())
         if line:
             lines.extend(title for _, title in headings)
             headings.clear()
@@ -269,8 +269,8 @@ def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], 
             if len(opened) <= DEPTH:
                 inner = "".join(pieces[run[0] :])
                 pieces[run[0] :] = [convert(inner)]
-            count = count - used
-            run[1] = run[1] - used
+            count -= used
+            run[1] -= used
             if run[1] < 2:
                 opened.pop()
     return "".join([*pieces, text[last:]])

@@ -25,14 +25,14 @@ POLL_SECONDS = 0.2  # between checks of a waiting stage worker whether the step 
 class Work(NamedTuple):
     """One pass of a micro-batch through a stage."""
 
-    kind: Literal["forward", "backward", "forward-backward"]
+    kind: Literal["forward", "backward", "forward_backward"]  # a method of StageWorker
     micro_batch: int  # its number in the replica's step
 
 
 def work_of(stage: int, stages: int, micro_batches: int) -> list[Work]:
     """Return the work of a stage in its order, by the schedule 1F1B."""
     if stage == stages - 1:
-        return [Work("forward-backward", number) for number in range(micro_batches)]
+        return [Work("forward_backward", number) for number in range(micro_batches)]
     # A filled pipeline alternates (Narayanan et al. 2019, PipeDream, section 3.2; with a flush): stage k of p saves the
     # activations of at most p - k micro-batches, however many the step has.
     ahead = min(stages - stage - 1, micro_batches)
@@ -96,15 +96,10 @@ class StageWorker:
 
     def run(self, work: Iterable[Work], stop_requested: StopRequested = lambda: False) -> None:
         """Do the work; raise StoppedBetweenMicroBatchesError when a stop is requested."""
-        passes = {
-            "forward": self.forward,
-            "backward": self.backward,
-            "forward-backward": self.forward_backward,
-        }
         for kind, number in work:
             if stop_requested():
                 raise StoppedBetweenMicroBatchesError
-            passes[kind](number)
+            getattr(self, kind)(number)
 
     def forward(self, number: int) -> None:
         """Run a micro-batch forward; not in the last stage."""

@@ -17,7 +17,7 @@ def test_every_stage_runs_every_micro_batch_forward_and_then_backward():
     for stages, micro_batches in SIZES:
         every = list(range(micro_batches))
         last = work_of(stages - 1, stages, micro_batches)
-        assert last == [("forward-backward", number) for number in every]
+        assert last == [("forward_backward", number) for number in every]
         for stage in range(stages - 1):
             work = work_of(stage, stages, micro_batches)
             # In the order of the stream, so that gradients are added in the order of one device.
