@@ -152,7 +152,7 @@ def rankings(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the name and nDCG@10 [n] of each ranking: ours, with each signal left out, and theirs."""
     from bert_cli.data.search import index as indexes
-    from bert_cli.data.search import late, words
+    from bert_cli.data.search import late, lexical, words
     from bert_cli.data.search.late import NO_MEANING
 
     asked = list(map(words.parse, relevant))
@@ -164,16 +164,20 @@ def rankings(
         yield "both", ours(index, relevant, meanings, weight)
         yield "meaning", ours(index, relevant, meanings, 1.0)
     yield "words", ours(index, relevant, meanings, 0.0)
+    as_stored = words.as_stored
     for name, module, constant, value in (
         ("without token vectors", late, "RERANKED", 0),
-        ("without 4-grams", indexes, "RERANKED", 0),
+        ("without 4-grams", lexical, "RERANKED", 0),
         ("without word forms", words, "FIRST", words.LONGEST_QUESTION),
     ):
         if module is not late or weight:
             usual = getattr(module, constant)
+            if module is words:  # postings know the first letters alone
+                words.as_stored = lambda expression: ""
             setattr(module, constant, value)
             yield name, ours(index, relevant, meanings, weight)
             setattr(module, constant, usual)
+            words.as_stored = as_stored
     yield from theirs(index, relevant, meanings, language)
 
 

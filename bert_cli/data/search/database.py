@@ -19,7 +19,7 @@ NO_INDEX = "was not made by `bert search make`", "make one with `bert search mak
 AGAIN = "move it away and make it again with `bert search make`"
 COUNTERS = ((24, 28), (92, 100))
 """Bytes of a file of SQLite that count changes and name the program; they decide nothing that is read."""
-VERSION = FORMAT + 3  # since Arabic and Persian letters are folded
+VERSION = FORMAT + 4  # since postings are stored beside the table of words
 GONE = "ON DELETE CASCADE"
 TABLES = f"""
 BEGIN;
@@ -37,6 +37,9 @@ CREATE TABLE vectors(  -- of equal texts once
 CREATE VIEW folded AS SELECT id, indexed(title) AS title, indexed(text) AS text FROM passages;
 CREATE VIRTUAL TABLE words USING fts5(
     title, text, content=folded, content_rowid=id, tokenize={words.TOKENIZER});
+CREATE TABLE blocks(id INTEGER PRIMARY KEY, sizes BLOB);
+CREATE TABLE postings(
+    block INTEGER REFERENCES blocks {GONE}, term TEXT, value BLOB, PRIMARY KEY(block, term)) WITHOUT ROWID;
 CREATE TRIGGER forget AFTER DELETE ON passages BEGIN INSERT INTO words(words, rowid, title, text)
     VALUES ('delete', old.id, indexed(old.title), indexed(old.text)); END;
 CREATE INDEX documents_of_files ON documents(file);

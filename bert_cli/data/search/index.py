@@ -28,19 +28,15 @@ from bert_cli.data.search.database import (
     report_damage,
 )
 from bert_cli.data.search.late import NO_MEANING, NO_TOKENS, Meaning, Vectors
-from bert_cli.data.search.ngrams import ngram_scores
+from bert_cli.data.search.lexical import Lexical, texts_of
 from bert_cli.data.search.passages import Document, Hit, Passage, page_of, pages_of
+from bert_cli.data.search.postings import write_postings
 from bert_cli.data.search.ranking import best_of, combined, once, reranked
 from bert_cli.errors import ConfigError, DataError, did_you_mean
 from bert_cli.files import hold_lock
 
 WEIGHT = 0.6
 """Weight of the meaning, unless held-out questions chose another; `docs/search.md` has what other weights score."""
-CANDIDATES = 10_000
-"""Passages that BM25 ranks, about: those with the rarest words of a question. It takes a microsecond for each."""
-RERANKED = 100  # passages
-NGRAM_WEIGHT = 2.0
-"""Weight of the 4-grams beside the words, both in standard deviations of their BM25 among these passages."""
 SCALE = 32767
 """Vectors are stored as integers of 16 bits, from -SCALE for -1 to SCALE for 1: as exact as float16, and NumPy
 converts them ten times as fast."""
@@ -48,6 +44,7 @@ AROUND = 200  # passages of a document on each side of one
 PER_DOCUMENT = 2  # passages in an answer, where other documents answer too
 BEST = 100  # passages, among which those of a document are counted
 AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
+AT_MOST_UNSTORED = 1 << 16  # passages
 TO_ITS_END = "run `bert search make` to its end"
 INSIDE = "instr(name, ?1 || '/') = 1 OR name || suffix = ?1"  # a folder, or a document
 LACKING = "SELECT min(id) FROM passages WHERE hash NOT IN (SELECT hash FROM vectors)"
@@ -83,7 +80,8 @@ class Index:
         self._repeats = self._numbers  # positions of the texts that several passages have
         self._vectors: Ints16 | None = None  # [V, D]
         self._texts = np.zeros(0, np.int64)  # [N] row of each passage's vector
-        self._frequencies: dict[str, int] = {}
+        self._lexical: Lexical | None = None
+        self._added = 0  # passages without postings
 
     def close(self) -> None:
         """Close the file, unless it is of another process, which has forked this one."""
@@ -158,7 +156,7 @@ class Index:
         _, places, counts = np.unique(self._hashes, return_inverse=True, return_counts=True)
         self._repeats = np.flatnonzero(counts[places] > 1)
         self._vectors = None
-        self._frequencies = {}
+        self._lexical = None
         self._has_vectors = self.has_vectors
         self._weights = self.fact("weights")
         self._version = version
@@ -182,6 +180,8 @@ class Index:
         with self.table:
             self.table.execute("UPDATE seal SET crc = ''")
             yield
+            if self._added >= AT_MOST_UNSTORED:
+                self.store_postings()
 
     def check_unsealed(self) -> None:
         """Raise DataError for damage in an index that was not written to its end."""
@@ -191,11 +191,22 @@ class Index:
         rows = self.table.execute("SELECT text, hash FROM passages")
         if fault != "ok" or not all(hash_of(text) == number for text, number in rows):
             raise DataError(str(self.path), f"is damaged ({fault})", AGAIN)
+        with self.changing():
+            self.table.execute("DELETE FROM blocks")
+            self.store_postings()
 
     def seal(self) -> None:
         """Record the checksum of the file."""
+        if self._added:
+            with self.changing():
+                self.store_postings()
         with self.table:
             self.table.execute("UPDATE seal SET crc = ?", [checksum(self.table, self._file)])
+
+    def store_postings(self) -> None:
+        """Let the words of new passages be found; until then, those of AT_MOST_UNSTORED may not be."""
+        write_postings(self.table)
+        self._added = 0
 
     def add_file(self, path: str, name: str, mark: str) -> int:
         """Add a file in place of its earlier content, and return its number; `mark` tells whether it has changed."""
@@ -206,6 +217,7 @@ class Index:
         """Add a document of a file."""
         owner = self._add("documents(file, number, title)", file, document.number, document.title)
         title = document.title if document.is_named else ""
+        self._added += len(passages)
         for passage in passages:
             pages = pages_of(document, passage)
             text = passage.text
@@ -232,9 +244,7 @@ class Index:
 
     def texts(self, numbers: Sequence[int]) -> list[str]:
         """Return the texts of passages."""
-        joined = "FROM json_each(?) AS asked JOIN passages ON passages.id = asked.value"
-        rows = self.table.execute(f"SELECT text {joined} ORDER BY key", [json.dumps([*numbers])])
-        return [text for (text,) in rows]
+        return texts_of(self.table, numbers)
 
     def add_vectors(self, numbers: Sequence[int], vectors: Vectors) -> None:
         """Add the vectors of the texts of passages."""
@@ -292,7 +302,7 @@ class Index:
             meaning = NO_MEANING if half == "words" else self.by_meaning([asked])[0]
             weight = {"words": 0.0, "meaning": 1.0}.get(half or "", self.weight)
             (scores,) = self.scores(asked, [weight], meaning)
-            terms = self._terms(asked)
+            terms = self.lexical.terms(asked)
             ranked = [n for n in best_of(scores, max(BEST, 20 * top)) if scores[n] > -np.inf]
             owners = self._documents[ranked].tolist()
             is_beyond = [owners[:n].count(o) >= PER_DOCUMENT for n, o in enumerate(owners)]
@@ -310,7 +320,7 @@ class Index:
         is_allowed = self.allowed(asked)
         lexical = NO_MEANING.cosines
         if min(weights) < 1.0:
-            lexical = self.by_words(asked, is_allowed)
+            lexical = self.lexical.scores(asked, is_allowed)
         similarity = np.full(len(self._numbers), np.nan, np.float32)  # of tokens
         for weight in weights:
             scores = np.where(is_allowed, combined(lexical, meaning.cosines, weight), -np.inf)
@@ -337,30 +347,11 @@ class Index:
         weight = self.fact("weight")
         return WEIGHT if weight is None else float(weight)
 
-    def by_words(self, asked: words.Question, is_allowed: Bools | np.bool) -> Floats32:
-        """Return the score of each passage [N]; 0 without a word of the question or, in a large index, a rare one.
-
-        It is BM25; for the best passages that of 4-grams is added, and they stay the best.
-        """
-        scores = np.zeros(len(self._numbers), np.float32)
-        terms = self._terms(asked)
-        sizes = np.cumsum([self.frequency(term) for term in terms])
-        rare = max(1, int(np.searchsorted(sizes, CANDIDATES, "right")))
-        first = words.any_of(terms[:rare])
-        others = words.any_of(terms[rare:])
-        for operator in ("NOT", "AND"):  # each passage once, with all of its words
-            query = f"({first}) {operator} ({others})"
-            ranking = "SELECT rowid, -bm25(words) FROM words WHERE words MATCH ?"
-            if rows := self.table.execute(ranking, [query]).fetchall():
-                numbers, values = zip(*rows, strict=True)
-                scores[np.searchsorted(self._numbers, numbers)] = values
-        scores *= is_allowed
-        answers = np.flatnonzero(scores)
-        best = answers[best_of(scores[answers], RERANKED)]
-        if len(best):
-            ngrams = ngram_scores(asked.text, self.texts(self._numbers[best].tolist()))
-            scores[best] = reranked(scores[best], ngrams, NGRAM_WEIGHT)
-        return scores
+    @property
+    def lexical(self) -> Lexical:
+        """Return the ranking by words."""
+        self._lexical = self._lexical or Lexical(self.table, self._numbers)
+        return self._lexical
 
     def allowed(self, asked: words.Question) -> Bools | np.bool:
         """Return which passages [N], or whether all, are where a question seeks, and have nothing that it excludes."""
@@ -378,23 +369,6 @@ class Index:
         names = self.table.execute("SELECT name FROM files").fetchall()
         parents = {parent.as_posix() for (name,) in names for parent in PurePosixPath(name).parents}
         return sorted(parents - {"."})
-
-    def _terms(self, asked: words.Question) -> list[str]:
-        """Return the terms of a question, rare ones first, without those to which BM25 gives no weight.
-
-        These are in half of the passages or more; they are returned where no passage has a rarer word.
-        """
-        terms = sorted(asked.terms, key=self.frequency)
-        present = [t for t in terms if self.frequency(t)]
-        rare = [t for t in present if 2 * self.frequency(t) < len(self._numbers)]
-        return rare or present or terms
-
-    def frequency(self, term: str) -> int:
-        """Return how many passages have a term."""
-        if term not in self._frequencies:
-            counted = "SELECT count(*) FROM words WHERE words MATCH ?"
-            self._frequencies[term] = self._value(counted, term)
-        return self._frequencies[term]
 
     def by_meaning(self, questions: Sequence[words.Question]) -> list[Meaning]:
         """Return how similar each question is to each passage. Raises ConfigError without vectors."""

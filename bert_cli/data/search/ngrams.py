@@ -11,14 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_cli.arrays import Floats32
+from bert_cli.arrays import Floats32, UInts64
 from bert_cli.data.search.passages import UNSPACED
+from bert_cli.data.search.postings import BY_LENGTH, SATURATION
 from bert_cli.data.search.words import NO_WORD, folded
 
 LENGTH = 4  # characters
-# The usual values of BM25, as SQLite has them.
-SATURATION = 1.2
-BY_LENGTH = 0.75
+SHIFTS = np.uint64(1) << np.arange(0, 64, 16, dtype=np.uint64)
+MIXED = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number, whose products differ in their first 16 bits (Knuth, The Art of Computer Programming, 6.4)."""
 BETWEEN_WORDS = re.compile(f"[{NO_WORD}{UNSPACED}]+")
 
 
@@ -27,10 +28,28 @@ def ngram_scores(question: str, texts: Sequence[str]) -> Floats32:
     asked, *spaced = (
         f" {BETWEEN_WORDS.sub(' ', folded(text)).strip()} " for text in (question, *texts)
     )
-    ngrams = {asked[n : n + LENGTH] for n in range(len(asked) - LENGTH + 1)}
-    counts = np.array([[text.count(ngram) for ngram in sorted(ngrams)] for text in spaced])
+    sizes = np.array([len(text) for text in spaced])
+    ngrams = np.unique(_codes(asked))
+    codes = _codes("\0".join(spaced))
+    is_likely = np.zeros(1 << 16, np.bool_)  # by the hash of a 4-gram
+    is_likely[_hashes(ngrams)] = True
+    likely = np.flatnonzero(is_likely[_hashes(codes)])
+    columns = np.minimum(np.searchsorted(ngrams, codes[likely]), len(ngrams) - 1)
+    is_asked = ngrams[columns] == codes[likely]
+    rows = np.repeat(np.arange(len(texts)), sizes + 1)[likely]
+    cells = rows * len(ngrams) + columns
+    counts = np.bincount(cells, is_asked, len(texts) * len(ngrams)).reshape(len(texts), -1)
     present = (counts > 0).sum(0)  # [G]
     rarity = np.log1p((len(texts) - present + 0.5) / (present + 0.5))
-    lengths = np.array([[len(text)] for text in spaced])  # [n, 1]
-    limits = SATURATION * (1 - BY_LENGTH + BY_LENGTH * lengths / lengths.mean())
+    limits = SATURATION * (1 - BY_LENGTH + BY_LENGTH * sizes[:, None] / sizes.mean())
     return (rarity * counts * (SATURATION + 1) / (counts + limits)).sum(1, dtype=np.float32)
+
+
+def _codes(text: str) -> UInts64:
+    """Return a number for each 4-gram of a text, which differs between those of the first 65,536 characters."""
+    letters = np.frombuffer(text.ljust(LENGTH).encode("utf-32-le"), np.uint32).astype(np.uint64)
+    return np.lib.stride_tricks.sliding_window_view(letters, LENGTH) @ SHIFTS
+
+
+def _hashes(codes: UInts64) -> UInts64:
+    return codes * MIXED >> np.uint64(48)

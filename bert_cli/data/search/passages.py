@@ -33,6 +33,7 @@ NAMED_TITLE = re.compile(r"(?:#\+title:|\\title\{)\s*(.*?)\}?\s*", re.IGNORECASE
 NO_TITLE = re.compile(r"#\+|#!|\\|<\?|%|:\w|\.\. |\.\\")
 UNSEEN = re.compile(r"<!--.*?-->|\[?!\[[^]]*\]\([^)]*\)(?:\]\([^)]*\))?", re.DOTALL)
 TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+SHORTEST_DATA = 59  # characters; a URL of data may be shorter
 DATA = re.compile(r"data:\w+/[\w.+;=-]*,[^\s)\"'<>]*|[A-Za-z0-9+/]{200,}=*|^[A-Za-z0-9+/]{60,}=*$")
 WORD = re.compile(r"[^\W_]")
 
@@ -155,14 +156,16 @@ def running_heads(lines: Sequence[str]) -> set[int]:
 
     A manual has its name at both margins of its first or last line.
     """
+    outer = [GAP.split(line.strip()) for line in (*lines[:1], *lines[-1:])]
+    names = {first for first, *others in outer if others and others[-1] == first}
+    if not names:
+        return set()
     wide = {n: GAP.split(line.strip()) for n, line in enumerate(lines) if GAP.search(line.strip())}
-    outer = [n for n in (0, len(lines) - 1) if n in wide]
-    names = {wide[n][0] for n in outer if wide[n][0] == wide[n][-1]}
     counts = Counter(lines[n] for n in wide)
     return {
         n
         for n, parts in wide.items()
-        if names & {parts[0], parts[-1]} and (n in outer or counts[lines[n]] > 1)
+        if names & {parts[0], parts[-1]} and (n in (0, len(lines) - 1) or counts[lines[n]] > 1)
     }
 
 
@@ -222,7 +225,8 @@ def characters_left_out(lines: Sequence[str], passages: Sequence[Passage]) -> in
 
 def width(text: str) -> int:
     """Return the length of a text in letters of scripts with spaces."""
-    return len(text) + (WIDE - 1) * len(IS_UNSPACED.findall(text))
+    unspaced = () if text.isascii() else IS_UNSPACED.findall(text)
+    return len(text) + (WIDE - 1) * len(unspaced)
 
 
 def _units(lines: Sequence[str], split: Split) -> Iterator[Unit | None]:
@@ -246,7 +250,7 @@ def _units(lines: Sequence[str], split: Split) -> Iterator[Unit | None]:
 def _around_data(line: str) -> Iterator[tuple[int, int]]:
     """Yield the parts of a line around data in base64, such as a picture."""
     start = 0
-    for match in DATA.finditer(line):
+    for match in DATA.finditer(line) if len(line) > SHORTEST_DATA or ":" in line else ():
         is_mixed = all(re.search(kind, match[0]) for kind in ("[a-z]", "[A-Z]", r"\d"))
         if is_mixed or match[0].startswith("data:"):
             yield start, match.start()

@@ -21,6 +21,7 @@ LONGEST_QUESTION = 10_000  # characters
 FIRST = 5  # letters that the forms of a word share
 NO_WORD = r"\0-/:-`{-\x7f"  # in folded text, which has no other characters that are not of a word
 WORD = re.compile(f"[{UNSPACED}]|[^{NO_WORD}{UNSPACED}]+")
+DIGIT = re.compile(r"\d")
 RUN = re.compile(f"[{UNSPACED}]+|[^{NO_WORD}{UNSPACED}]+")
 PIECES = re.compile(r"[\0-\x7f]+(?![^\0-\x7f])|.", re.DOTALL)
 """Characters of ASCII that no mark follows, or one character."""
@@ -98,7 +99,8 @@ _folded = lru_cache(1 << 16)(folded)  # of letters
 
 def indexed(text: str) -> str:
     """Return folded text with spaces around each letter of a script without spaces."""
-    return IS_UNSPACED.sub(r" \g<0> ", folded(text))
+    small = folded(text)
+    return small if small.isascii() else IS_UNSPACED.sub(r" \g<0> ", small)
 
 
 def words_of(question: str) -> list[str]:
@@ -117,8 +119,23 @@ def exactly(text: str) -> str:
 
 def in_any_form(word: str) -> str:
     """Return the expression of FTS5 for a word and its other forms, which begin as it does; numbers have none."""
-    has_forms = len(word) >= FIRST and not re.search(r"\d", word)
+    has_forms = len(word) >= FIRST and not DIGIT.search(word)
     return f'"{word[:FIRST]}"*' if has_forms else exactly(word)
+
+
+def stored_as(word: str) -> str:
+    """Return the term under which passages with a word are stored; empty for what FTS5 alone finds.
+
+    FTS5 finds letters of scripts without spaces, whose pairs are asked, and long words with digits.
+    """
+    term = word if len(word) < FIRST else f"{word[:FIRST]}*"
+    return "" if IS_UNSPACED.match(word) or (len(term) > FIRST and DIGIT.search(term)) else term
+
+
+def as_stored(expression: str) -> str:
+    """Return the stored term of an expression of FTS5; empty for one that FTS5 alone finds."""
+    term = expression.replace('"', "")
+    return term if WORD.fullmatch(term.rstrip("*")) and stored_as(term) == term else ""
 
 
 def any_of(expressions: Iterable[str]) -> str:

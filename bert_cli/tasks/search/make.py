@@ -117,6 +117,7 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
         with index.changing():
             index.record(lacks_text=False)
             index.forget_unused_vectors()
+            index.store_postings()
     if not index.count("passages"):
         raise DataError(str(settings.text[0]), "has no text", "use files with sentences")
 

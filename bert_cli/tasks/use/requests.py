@@ -90,7 +90,7 @@ def missing(index: Index, question: str) -> list[str]:
             word
             for word in dict.fromkeys(asked)
             if (parts := words.words_of(word))
-            and not any(index.frequency(words.in_any_form(part)) for part in parts)
+            and not any(index.lexical.frequency(words.in_any_form(part)) for part in parts)
         ]
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from support.vectors import vectors_of
 
-from bert_cli.data.search import database, late, words
-from bert_cli.data.search import index as indexes
+from bert_cli.data.search import database, late, lexical, words
 from bert_cli.data.search.index import open_index, write_index
 from bert_cli.data.search.late import Vectors
 from bert_cli.data.search.passages import Document, Passage
@@ -60,8 +59,8 @@ def own_ranking(texts, question):
     "question", ["roasted beans drink", "coffee or tea in the street?", "mountain river ice"]
 )
 def test_words_rank_as_sqlite_does(index, monkeypatch, candidates, question):
-    monkeypatch.setattr(indexes, "CANDIDATES", candidates)
-    monkeypatch.setattr(indexes, "RERANKED", 0)
+    monkeypatch.setattr(lexical, "CANDIDATES", candidates)
+    monkeypatch.setattr(lexical, "RERANKED", 0)
     expected = own_ranking(TEXTS, question)
     hits = index.ask(question)
     assert hits[0].text == TEXTS[expected[0][0]]
@@ -72,9 +71,9 @@ def test_words_rank_as_sqlite_does(index, monkeypatch, candidates, question):
 
 def test_the_best_by_words_are_ranked_again_by_groups_of_four_letters(index, monkeypatch):
     question = "the mountains' rivers, a cafe and ice"
-    again = index.by_words(words.parse(question), np.True_)
-    monkeypatch.setattr(indexes, "RERANKED", 0)
-    before = index.by_words(words.parse(question), np.True_)
+    again = index.lexical.scores(words.parse(question), np.True_)
+    monkeypatch.setattr(lexical, "RERANKED", 0)
+    before = index.lexical.scores(words.parse(question), np.True_)
     best = np.flatnonzero(before)
     assert best.tolist() == [3, 4, 5]
 
@@ -96,9 +95,9 @@ def test_the_best_by_words_are_ranked_again_by_groups_of_four_letters(index, mon
     expected += before[best].min() - expected.min()
     np.testing.assert_allclose(again[best], expected, rtol=1e-4)
     assert not again[before == 0].any()
-    monkeypatch.setattr(indexes, "RERANKED", 2)
+    monkeypatch.setattr(lexical, "RERANKED", 2)
     two = np.argsort(-before)[:2]
-    assert {*np.argsort(-index.by_words(words.parse(question), np.True_))[:2]} == {
+    assert {*np.argsort(-index.lexical.scores(words.parse(question), np.True_))[:2]} == {
         *two
     }  # they stay above the others
 
@@ -238,14 +237,14 @@ def test_meaning_is_the_cosine_and_both_are_the_sum_of_standardised_scores(tmp_p
     scores = [(hit.title, round(hit.score, 3)) for hit in hits]
     assert scores == [("Title 5", 0.8), ("Title 1", 0.6)]
     asked = words.parse("coffee")
-    lexical, meaning = index.by_words(asked, np.True_), index.by_meaning([asked])[0].cosines
+    by_words, meaning = index.lexical.scores(asked, np.True_), index.by_meaning([asked])[0].cosines
     np.testing.assert_allclose(meaning, VECTORS @ question[0], atol=1e-3)
 
     def standard(scores):
         return (scores - scores.mean()) / scores.std()
 
-    expected = 0.5 * standard(meaning) + 0.5 * standard(lexical)
-    np.testing.assert_allclose(combined(lexical, meaning, 0.5), expected, rtol=1e-5)
+    expected = 0.5 * standard(meaning) + 0.5 * standard(by_words)
+    np.testing.assert_allclose(combined(by_words, meaning, 0.5), expected, rtol=1e-5)
     assert index.ask("coffee")[0].title == f"Title {1 + int(expected.argmax())}"
     with write_index(index.path) as other, other.changing():
         other.record(weight=0.9)
@@ -350,7 +349,7 @@ def test_an_open_index_does_not_mix_vectors_of_two_models(tmp_path):
     index = make(tmp_path / "index", vectors=VECTORS)
     index.embed = lambda texts: vectors_of(VECTORS[:1])
     assert index.ask("coffee", half="meaning")[0].title == "Title 1"
-    lexical = [hit.score for hit in open_index(tmp_path / "index").ask("coffee")]
+    before = [hit.score for hit in open_index(tmp_path / "index").ask("coffee")]
     with write_index(tmp_path / "index") as other:
         with other.changing():
             other.table.execute("DELETE FROM vectors")
@@ -358,7 +357,7 @@ def test_an_open_index_does_not_mix_vectors_of_two_models(tmp_path):
             other.add_vectors([1], vectors_of(VECTORS[:1]))
         with pytest.raises(ConfigError, match="has vectors of another model since it was opened"):
             index.ask("coffee")
-        assert [hit.score for hit in index.ask("coffee", half="words")] == lexical
+        assert [hit.score for hit in index.ask("coffee", half="words")] == before
         with other.changing():
             other.add_vectors(range(2, 7), vectors_of(VECTORS[1:]))
     index = open_index(tmp_path / "index")
@@ -482,7 +481,7 @@ def test_other_files_and_versions_are_refused(tmp_path):
 
 def test_another_folding_of_words_has_another_format():
     folded = words.indexed("Straße Ørsted ﬁ İ ی ى ک 1\ufe0f\u20e3 ガ ก้ é")
-    assert (database.VERSION, folded) == (4, "strasse orsted fi i ي ي ك 1  ガ   ก  ้  e")
+    assert (database.VERSION, folded) == (5, "strasse orsted fi i ي ي ك 1  ガ   ก  ้  e")
 
 
 def test_a_damaged_index_is_an_error_and_stays_as_it_is(tmp_path):

@@ -27,6 +27,7 @@ from bert_cli.config.search import SearchScoreSettings
 from bert_cli.data.io import conversion
 from bert_cli.data.random import chooses
 from bert_cli.data.search.index import SCALE, Index, open_index, write_index
+from bert_cli.data.search.lexical import Lexical
 from bert_cli.data.search.passages import Document, Passage
 from bert_cli.data.search.words import parse
 from bert_cli.errors import CheckpointError, DataError
@@ -287,7 +288,7 @@ def test_scores_are_those_of_scikit_learn(manuals, bert):
     scores = score.question_scores(index, relevant)
     owner, documents = score.owners(index)
     for row, (question, right) in enumerate(relevant.items()):
-        passages = index.by_words(parse(question), np.True_)
+        passages = index.lexical.scores(parse(question), np.True_)
         best = [max(passages[owner == number]) for number, _ in documents]
         labels = [[n in right for n in range(len(best))]]
         ndcg, recall, mrr = scores[row, 0]
@@ -504,7 +505,7 @@ def test_scores_and_export_read_the_index_at_one_time(manuals, monkeypatch):
     def watched(of):
         return lambda index, *words: read.append(index.table.in_transaction) or of(index, *words)
 
-    for home, name in ((Index, "count"), (score, "owners"), (Index, "by_words")):
+    for home, name in ((Index, "count"), (score, "owners"), (Lexical, "scores")):
         monkeypatch.setattr(home, name, watched(getattr(home, name)))
     assert main(["search", "export", "index", "words.parquet"]) == 0
     assert main(["search", "score", "index", "--queries", "queries.tsv"]) == 0
