@@ -1,25 +1,19 @@
 """The loop, its cadences and stop requests, a step of an engine, and saving in the background."""
 
+import math
 import os
 import signal
 import threading
 import time
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from bert_cli.errors import DeviceError
-from bert_cli.facts.optimizers import OPTIMIZERS
-from bert_cli.optim.optimizer import Hyperparameters, Optimizer, Rule
 from bert_cli.optim.schedule import first_loss_scale
-from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError, count
-from bert_cli.parallel.runtime import Layout, Mesh
-from bert_cli.parallel.tensorflow.engine import TensorFlowEngine
-from bert_cli.parallel.tensorflow.stage import Stage
+from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError, UpdateResult, count
 from bert_cli.train.loop import (
     SKIPPED_STEPS,
     BackgroundWriter,
@@ -130,73 +124,21 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored():
 
 # --- a step
 
-MESH = Mesh(Layout(), (("CPU:0",),), "CPU:0", Processes(()))
 
+class Gradients:
+    """Stands for an engine whose gradients have these norms."""
 
-class Block:
-    READS = ("input_ids",)
-    trace_key = "block"
+    def __init__(self, *norms: float) -> None:
+        self.norms, self.asked = iter(norms), []
 
-    def __call__(self, hidden, batch, key):
-        return tf.cast(batch["input_ids"], tf.float32)
+    def update(self, batch, request):
+        self.asked.append((request.step, request.updates, request.loss_scale))
+        numbers = request.first_micro_batch, request.micro_batches, request.learning_rate
+        assert numbers == (4 * request.step, 4, 0.5 * request.step)
+        return UpdateResult({}, {"tokens": 6.0, "examples": 2.0}, next(self.norms), 7.0)
 
-
-class Head:
-    """loss = mean(w * ids), whose gradient is mean(ids)."""
-
-    READS = ()
-    COUNTS: ClassVar = {"masked": "masked_lm_weights"}
-    MEANS: ClassVar = {"mlm_loss": ("mlm_loss", "masked")}
-
-    def __init__(self, weight):
-        self.weight = weight
-
-    def __call__(self, hidden, labels, counts, key):
-        total = tf.reduce_sum(hidden * self.weight)
-        return total / counts["examples"], {"mlm_loss": total}
-
-
-class Descent(Optimizer):
-    """Gradient descent; the first moment counts calls, the second adds up the updates before each."""
-
-    def update_direction(self, rule, weight, gradient, slots, factor, updates):
-        first, second = slots
-        return factor * gradient, first + 1.0, second + tf.cast(updates, tf.float32)
-
-
-DESCENT = Descent(
-    kind=OPTIMIZERS["AdamW"],
-    hyperparameters=Hyperparameters(),
-    rules={"w": Rule(decays=False, adapts=False)},
-    seed=0,
-)
-
-
-def make(value: float, micro_batches: int = 1, scaling: float | str = 1.0, limit=None) -> Step:
-    """Return a step of a model with one weight, at a learning rate of 0.5."""
-    weight = tf.Variable([value])
-    stage = Stage([Block()], Head(weight), {"w": weight}, device="CPU:0")
-    engine = TensorFlowEngine([[stage]], MESH, seed=0, optimizer=DESCENT)
-    state = State(engine.weights, engine.slots, first_loss_scale(scaling))
-
-    def numbers(step: int) -> range:
-        return range(step * micro_batches, (step + 1) * micro_batches)
-
-    return Step(engine, state, numbers, lambda step: 0.5, limit)
-
-
-def weight_of(step: Step) -> float:
-    return float(step.state.weights["w"].numpy()[0])
-
-
-def batch(*micro_batches: list[float]) -> dict[str, np.ndarray]:
-    """Return [M, B, 1] numbers as ids, with one masked position an example."""
-    ids = np.array(micro_batches, np.float32)[..., None]
-    return {
-        "input_ids": ids,
-        "input_mask": np.ones(ids.shape, np.int32),
-        "masked_lm_weights": np.ones(ids.shape, np.float32),
-    }
+    def means(self, sums, counts):
+        return {"mlm_loss": 6.0}
 
 
 def test_counts_are_of_all_micro_batches_and_of_every_sequence_of_a_pack():
@@ -207,37 +149,24 @@ def test_counts_are_of_all_micro_batches_and_of_every_sequence_of_a_pack():
     assert count(columns, table) == {"masked": 3.0, "pairs": 3.0, "examples": 3.0, "tokens": 5.0}
 
 
-@pytest.mark.parametrize(("micro_batches", "scaling"), [(1, 4096.0), (3, 1.0), (8, 4096.0)])
-def test_norm_and_update_do_not_depend_on_loss_scale_and_accumulation(micro_batches, scaling):
-    """The mean of the ids is 3, and of unequal ids in each micro-batch."""
-    numbers = np.linspace(-9.0, 15.0, 24).reshape(micro_batches, -1).tolist()
-    for limit, norm in ((None, 3.0), (2.0, 2.0), (4.0, 3.0)):
-        step = make(2.0, micro_batches, scaling, limit)
-        metrics = step(batch(*numbers))
-        assert metrics["gradient_norm"] == pytest.approx(3.0, rel=1e-6)
-        assert metrics["mlm_loss"] == pytest.approx(6.0, rel=1e-6)
-        assert metrics["loss_scale"] == scaling
-        assert weight_of(step) == pytest.approx(2.0 - 0.5 * norm, rel=1e-5)
-        assert metrics["weight_norm"] == pytest.approx(abs(2.0 - 0.5 * norm), rel=1e-5)
-
-
-def test_a_gradient_that_is_not_finite_updates_nothing_and_is_counted():
-    step = make(1.0, scaling="dynamic")
-    scale = step.state.loss_scale.value
-    metrics = step(batch([np.inf, 1.0]))
-    assert weight_of(step) == 1.0
-    assert all(not moment.numpy().any() for moment in step.state.slots.values())
-    assert (metrics["skipped"], metrics["weight_norm"]) == (1, 1.0)
-    assert step.state.loss_scale.value == scale / 2
-    assert step.state.step == 1
-    step(batch([1.0, 1.0]))
-    # The update that follows is the first: the skipped one does not count in the bias correction.
-    assert [moment.numpy()[0] for moment in step.state.slots.values()] == [1.0, 0.0]
-    assert weight_of(step) == 0.5
-    for _ in range(SKIPPED_STEPS - 1):
-        step(batch([np.nan, 1.0]))
-    with pytest.raises(DeviceError, match="step 22: the gradient was not finite in 20 steps in a"):
-        step(batch([np.nan, 1.0]))
+def test_steps_without_a_finite_gradient_are_no_updates_and_many_in_a_row_end_the_run():
+    engine = Gradients(math.inf, 1.0, *[math.nan] * SKIPPED_STEPS)
+    state = State({}, {}, first_loss_scale("dynamic"))
+    scale = state.loss_scale.value
+    step = Step(engine, state, lambda n: range(4 * n, 4 * n + 4), lambda n: 0.5 * n, None)
+    rows = [step({}) for _ in range(SKIPPED_STEPS + 1)]
+    assert rows[1] == {
+        "mlm_loss": 6.0, "learning_rate": 0.5, "gradient_norm": 1.0, "weight_norm": 7.0, "loss_scale": scale / 2,
+        "skipped": 1, "tokens": 6.0, "examples": 2.0,
+    }  # fmt: skip
+    with pytest.raises(
+        DeviceError, match=rf"step {SKIPPED_STEPS + 2}: the gradient was not finite"
+    ):
+        step({})
+    # The skipped steps do not count in the bias correction of those that follow.
+    assert engine.asked[:4] == [
+        (0, 0, scale), (1, 0, scale / 2), (2, 1, scale / 2), (3, 1, scale / 4)
+    ]  # fmt: skip
 
 
 # --- saving in the background

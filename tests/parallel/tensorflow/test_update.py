@@ -57,6 +57,14 @@ def test_small_buckets_add_up_to_the_same_bits(monkeypatch):
         np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
 
 
+def test_a_loss_scale_changes_no_number():
+    """Nor the norm, which is clipped: the scale is a power of two."""
+    plain, scaled = on_tensorflow(), on_tensorflow(optimizer_opts={"loss_scaling": 4096.0})
+    assert {row["loss_scale"] for row in scaled.metrics} == {4096.0}
+    rows = [row | {"loss_scale": 1.0} for row in scaled.metrics]
+    assert_same(scaled._replace(metrics=rows), plain)
+
+
 def test_a_gradient_that_overflows_on_one_replica_updates_no_weight_on_any(monkeypatch):
     engine, state, step, reader = built(settings_of("2x1", model=SHALLOW))
     before = {name: weight.numpy().copy() for name, weight in state.weights.items()}
@@ -74,6 +82,7 @@ def test_a_gradient_that_overflows_on_one_replica_updates_no_weight_on_any(monke
     for name, weight in state.weights.items():
         for replica in weight.variables:
             np.testing.assert_array_equal(replica.numpy(), before[name])
+    assert not any(moment.numpy().any() for moment in state.slots.values())
     for number in (1, 2):  # the rate of the first update is that of the warm-up
         assert step(reader[number])["skipped"] == 1
     assert all((weight.numpy() != before[name]).any() for name, weight in state.weights.items())
