@@ -167,9 +167,9 @@ class Index:
         return self._value("SELECT crc FROM seal") != ""
 
     def verify(self) -> None:
-        """Raise DataError for a sealed index that has changed since."""
+        """Raise DataError for a sealed index that has changed since, as one whose seal is gone: None."""
         sealed = self._value("SELECT crc FROM seal")
-        if sealed and sealed != (actual := checksum(self.table, self._file)):
+        if "" != sealed != (actual := checksum(self.table, self._file)):
             raise DataError(str(self.path), f"is damaged (crc32c {actual}, not {sealed})", AGAIN)
 
     # --- writing
