@@ -92,12 +92,11 @@ def test_ligatures_of_old_fonts_of_tex_are_letters(tmp_path):
 
 @pytest.mark.parametrize("prose", [20, 2, 0])
 def test_code_in_a_monospaced_font_keeps_its_lines_where_not_all_is_in_one(prose, tmp_path):
-    commands = ["    git clone sail", "    cd sail", "    make install"]
-    texts = [words(3).lower() for _ in range(prose)]
-    pages = [lines(*texts, commands[0]), lines(*commands[1:], *texts)]
+    texts = [words(3).lower()] * prose
+    pages = [lines(*texts, "    git clone sail"), lines("    cd sail", "    make install", *texts)]
     _, text = read(tmp_path / "a.pdf", made_pdf(pages))
-    assert sum(f"    {line}" in commands for line in text) == (3 if prose else 0), text
-    assert "cd sail" in " ".join(text) and "\v" not in str(text)
+    kept = {"git clone sail", "cd sail", "make install"} & {*text}
+    assert len(kept) == (3 if prose else 0) and "\v" not in "".join(text)
 
 
 def test_empty_pages_count_and_lines_stay_in_the_order_in_which_they_were_written(tmp_path):
