@@ -8,11 +8,12 @@ from pathlib import Path
 
 from bert_cli.config.search import SearchAskSettings
 from bert_cli.data.io.files import format_by_name
-from bert_cli.data.search.index import Half
+from bert_cli.data.search import words
+from bert_cli.data.search.index import Half, Index
 from bert_cli.data.search.passages import Hit
 from bert_cli.errors import UNPRINTABLE, printable
 from bert_cli.files import is_stdout, output_json
-from bert_cli.processes import console, print_line
+from bert_cli.processes import console, print_error, print_line
 from bert_cli.tasks.search.opened import open_index
 
 MOST_BYTES = 50_000_000
@@ -20,6 +21,7 @@ MOST_BYTES = 50_000_000
 ROWS = ("json-lines", "csv", "tsv", "parquet")  # formats whose documents are rows
 BEGINNING = 8
 """Words of a passage that are found in a file, where its end differs."""
+OUTER = re.compile(r"^[\W_]+|[\W_]+$")  # marks around a word
 
 
 def run(settings: SearchAskSettings) -> None:
@@ -36,6 +38,9 @@ def run(settings: SearchAskSettings) -> None:
         output_json(settings.json_file, [hit._asdict() for hit in hits])
     if is_stdout(settings.json_file):
         return
+    if unknown := missing(index, settings.question):
+        plural = "s" if len(unknown) > 1 else ""
+        print_error(printable(f"No passage has the word{plural} {', '.join(unknown)}."))
     if not hits:
         print_line("No passage has a word or a phrase of the question.")
     for number, (hit, path) in enumerate(zip(hits, paths, strict=True), 1):
@@ -57,6 +62,18 @@ def run(settings: SearchAskSettings) -> None:
             print_line(f"{shown}\n")
 
 
+def missing(index: Index, question: str) -> list[str]:
+    """Return the words of a question that no passage has in any form."""
+    asked = [OUTER.sub("", word) for word in words.parse(question).text.split()]
+    with index.snapshot():
+        return [
+            word
+            for word in dict.fromkeys(asked)
+            if (parts := words.words_of(word))
+            and not any(index.lexical.frequency(words.in_any_form(part)) for part in parts)
+        ]
+
+
 def place_of(hit: Hit, path: str) -> str:
     """Return the place of a passage in its file: the page, the line as editors read it, or the row and characters.
 
@@ -73,8 +90,8 @@ def place_of(hit: Hit, path: str) -> str:
     with suppress(OSError, UnicodeDecodeError):
         if os.path.getsize(path) <= MOST_BYTES:
             text = Path(path).read_text(encoding="utf-8")
-    words = hit.text.split()
-    for sought in (words, words[:BEGINNING]):
+    parts = hit.text.split()
+    for sought in (parts, parts[:BEGINNING]):
         places = [match.start() for match in re.finditer(r"\s+".join(map(re.escape, sought)), text)]
         if places:
             line = 1 + text.count("\n", 0, min(places, key=lambda n: abs(n - hit.start)))

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from bert_cli.config.use import ServeSettings
 from bert_cli.data.io import files
-from bert_cli.data.search import words
 from bert_cli.data.search.database import state_of
 from bert_cli.data.search.index import AROUND, Half, Index
 from bert_cli.data.search.passages import Hit
@@ -22,6 +21,7 @@ from bert_cli.processes import quiet_imports
 from bert_cli.settings.markers import Hidden
 from bert_cli.settings.settings import Settings
 from bert_cli.tasks.search import opened
+from bert_cli.tasks.search.ask import missing
 
 QUESTION = re.compile(
     r"(?:^|(?<=[.!?] ))[^\W\d_a-z][^.!?:;\n\"“]{20,70}[^\W\d_][\u00a0\u202f]?\?(?!\S)|[^。！？\n]{6,30}？",
@@ -30,7 +30,6 @@ QUESTION = re.compile(
 """A short sentence that asks."""
 SAMPLE = 500  # passages in which questions are sought: it takes 20 ms
 TEXT = "text/plain; charset=utf-8"
-OUTER = re.compile(r"^[\W_]+|[\W_]+$")  # marks around a word
 Call = Callable[[JSONObject], object]
 """Answers the JSON of a request. Raises ConfigError for a wrong one."""
 
@@ -80,18 +79,6 @@ def find(name: str, index: Index, left_out: Collection[str], sent: JSONObject) -
     return answer | (
         {"missing": missing(index, request.question)} if isinstance(request, Search) else {}
     )
-
-
-def missing(index: Index, question: str) -> list[str]:
-    """Return the words of a question that no passage has in any form."""
-    asked = [OUTER.sub("", word) for word in words.parse(question).text.split()]
-    with index.snapshot():
-        return [
-            word
-            for word in dict.fromkeys(asked)
-            if (parts := words.words_of(word))
-            and not any(index.lexical.frequency(words.in_any_form(part)) for part in parts)
-        ]
 
 
 def row_of(hit: Hit, left_out: Collection[str]) -> JSONObject:

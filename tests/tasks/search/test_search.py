@@ -98,7 +98,9 @@ def test_a_question_is_answered_with_title_and_place(manuals, bert, capsys):
     assert (hit["document"], hit["start"]) == ("notes.jsonl:2", 0)
     assert [hit["text"][a:b] for a, b in hit["words"]] == ["film", "bad"]
     assert main(["search", "ask", "index", "quagga"]) == 0
-    assert capsys.readouterr().out == "No passage has a word or a phrase of the question.\n"
+    printed = capsys.readouterr()
+    assert printed.out == "No passage has a word or a phrase of the question.\n"
+    assert printed.err == "No passage has the word quagga.\n"
 
 
 def test_words_that_matched_are_bold_and_control_characters_are_signs(

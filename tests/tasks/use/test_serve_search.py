@@ -348,6 +348,12 @@ def test_a_long_text_has_two_hits_and_is_read_whole_with_its_indents(tmp_path, p
         more.get_by_role("button").click()
         more.wait_for(state="detached")
         assert page.locator(".hit").count() == size
+        page.reload()  # the address has them too
+        page.locator(".hit").nth(size - 1).wait_for()
+        assert page.locator(".hit").count() == size
+        page.go_back()
+        more.wait_for()
+        assert page.locator(".hit").count() == 3
         page.locator(".hit a", has_text="THE TABLE").first.click()
         part = page.locator("#document.plain .here")
         part.wait_for()
@@ -414,3 +420,25 @@ def test_old_hits_are_dimmed_while_a_slow_answer_comes(found, page):
     page.get_by_text("Computing ...").wait_for()
     waiting[0].continue_()
     page.locator("#result:not(.old) .hit", has_text="Tea is").first.wait_for()
+
+
+def test_back_while_one_types_shows_the_last_finished_question(found, page):
+    page.goto(f"{found}?half=words")
+    search = page.get_by_label("Search")
+    for question in ("boats", "tea"):
+        search.fill(question)
+        search.press("Enter")
+        page.wait_for_url(f"**q={question}*")
+    waiting = []
+    page.route(
+        "**/api/search", lambda route: route.continue_() if waiting else waiting.append(route)
+    )
+    search.fill("tea or")
+    page.get_by_text("Computing ...").wait_for()
+    page.evaluate("history.back()")
+    waiting[0].continue_()
+    page.locator("#result:not(.old) .hit", has_text="boats").first.wait_for()
+    assert search.input_value() == "boats" and "q=boats" in page.url
+    page.go_forward()
+    page.locator(".hit", has_text="Tea is").first.wait_for()
+    assert search.input_value() == "tea"
