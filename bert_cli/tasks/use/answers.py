@@ -80,6 +80,11 @@ def writer(
             yield write
 
 
+def is_table(path: Path | None) -> bool:
+    """Return whether a file of answers has columns."""
+    return path is not None and path.suffix.lower() != ".jsonl"
+
+
 def _is_tsv(path: Path | None) -> bool:
     return path is not None and path.suffix.lower() == ".tsv"
 

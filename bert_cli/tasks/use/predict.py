@@ -80,10 +80,15 @@ def run(settings: PredictSettings) -> None:
         what = f"of the answers {', '.join(renamed)}, because the input has that column"
         print_error(f"{settings.input}: {what}")
     needed = settings.text_column or kind.FIELDS
-    names = [*shown, *added.values()]
+    key = ""
+    columns: dict[str, str] = {}  # of a table's probabilities, one for each label
+    if answers.is_table(settings.output) and (key := added.pop("probabilities", "")):
+        labels = predictor.model.label_names or ()
+        columns = {of: opened.name_beside(f"probability of {of}", taken) for of in labels}
+    names = [*shown, *added.values(), *columns.values()]
     with answers.writer(settings.output, settings.input, needed, names) as write:
         for row in rows_of(predictor, inputs):
-            write(row)
+            write(row | {columns[of]: value for of, value in row.get(key, {}).items() if columns})
 
 
 def rows_of(predictor: Predictor, inputs: Sequence[Input]) -> Iterator[Row]:

@@ -229,14 +229,16 @@ def test_a_table_comes_back_with_its_columns_and_those_of_the_answers(
     assert "2 rows without text or label, skipped" in said.err
     data = out.read_bytes()
     assert data.startswith(
-        b"\xef\xbb\xbfID;Comment;label;predicted_label;probability;probabilities;"
+        b"\xef\xbb\xbfID;Comment;label;predicted_label;probability;truncated;probability of LABEL_0;"
     )
     with out.open(encoding="utf-8-sig", newline="") as file:
         again = [*csv.DictReader(file, delimiter=";", strict=True)]
     for written, row in zip(again, rows, strict=True):
-        nested = {"probabilities": json.dumps(row["probabilities"]), "truncated": ""}
-        none = {name: "" for name, value in row.items() if value is None}
-        assert written == {n: str(v) for n, v in row.items()} | nested | none
+        of_labels = {f"probability of {label}": "" for label in rows[0]["probabilities"]}
+        of_labels |= {f"probability of {n}": v for n, v in row["probabilities"].items()}
+        flat = {n: v for n, v in row.items() if n != "probabilities"} | of_labels
+        expected = {n: "" if v is None else str(v) for n, v in flat.items()}
+        assert written == expected | {"truncated": ""}
     lines = tmp_path / "answers.jsonl"
     predict(capsys, models["text"], "--input", reviews, *columns, "--output", lines)
     assert [*map(json.loads, lines.read_text().splitlines())] == rows
@@ -262,8 +264,10 @@ def test_json_lines_keep_their_fields_and_a_tsv_holds_no_line_break(models, caps
     out = tmp_path / "out.tsv"
     predict(capsys, models["text"], "--input", path, *column, "--output", out)
     header, *cells = [line.split("\t") for line in out.read_text().splitlines()]
-    assert header[:4] == ["Comment", "ID", "label", "day"] and header[-1] == "truncated"
-    assert [row[1] + row[2] + row[-1] for row in cells] == ["7true", '["x"]']
+    assert header[:4] == ["Comment", "ID", "label", "day"]
+    cut = header.index("truncated")
+    assert header[cut + 1] == "probability of LABEL_0"
+    assert [row[1] + row[2] + row[cut] for row in cells] == ["7true", '["x"]']
     path = as_file(tmp_path, "lines.jsonl", {"text": "the\ncat"})
     with pytest.raises(DataError, match=r"a \.tsv holds no tab and no line break, as in 'the"):
         predict(capsys, models["text"], "--input", path, "--output", tmp_path / "new.tsv")
