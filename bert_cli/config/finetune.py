@@ -288,9 +288,17 @@ class ClassifySettings(TaskSettings):
     few: Fixed[bool] = False
     """For 8 to 100 rows of a label, and a start that was trained for similarity: train the vectors of the start on
     pairs of texts with the same label, at most 320, and compute the classifier by logistic regression."""
-    held_out_fraction: Fraction = 0.1
+    held_out_fraction: Fraction | None = None
     """Fraction of the training rows of each label held out for scoring if there is no validation_file. Rows with a text
-    in common are on one side."""
+    in common are on one side. By default 0.1; of fewer than 1,000 rows each is tested once, in 5 folds or as many as
+    seeds, and a last training has all rows, but not with evaluate_every_steps, early_stop or a teacher."""
+
+    @property
+    def may_fold(self) -> bool:
+        """Return whether few rows are tested in folds: nothing chooses another number of steps."""
+        chooses = self.evaluate_every_steps or self.early_stop or self.distillation.teacher
+        is_scored = self.do_validation and self.held_out_fraction is None
+        return is_scored and not chooses and self.validation_file is None
 
     @property
     def head(self) -> heads.Head:

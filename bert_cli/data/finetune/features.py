@@ -122,7 +122,14 @@ class Features:
         lengths = self.lengths[numbers]
         index = runs(self.starts[numbers], lengths)
         labels = {name: column[numbers] for name, column in self.labels.items()}
-        return Features(self.tokens[index], self.segments[index], lengths.cumsum(), labels)
+        owner = self.owner
+        owner = None if owner is None else np.unique(owner[numbers], return_inverse=True)[1]
+        tokens = self.tokens[index]
+        return Features(tokens, self.segments[index], lengths.cumsum(), labels, owner=owner)
+
+    def of_texts(self, texts: Bools) -> "Features":
+        """Return the examples of a mask of texts [n], which have one or, in windows, several."""
+        return self.take(np.flatnonzero(texts if self.owner is None else texts[self.owner]))
 
     def batch(self, numbers: Ints64, sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from scipy.special import logit
 
-from bert_cli.arrays import Array, Ints64
+from bert_cli.arrays import Array
 from bert_cli.data.search import words
 from bert_cli.data.search.passages import UNSPACED
 
 WORD = rf"[{UNSPACED}]|(?u:\b\w\w+\b)"  # scikit-learn's, and each letter where words have no spaces
-BYTES = 4_000_000  # of training texts for one regression: about ten seconds
+BYTES = 40_000_000  # of training texts for one regression: some minutes
 DEPTH = 100  # documents that BM25 ranks
 Column = Array
 
@@ -34,12 +34,10 @@ def most_frequent(labels: Column, size: int) -> Column:
     return np.full(size, labels.mean() if is_score else np.bincount(labels).argmax(), labels.dtype)
 
 
-def sample_of(texts: Sequence[str], labels: Column) -> Ints64:
-    """Return the numbers of the texts [n] that a classifier reads in random order: all, if they are few."""
-    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+def takes_long(texts: Sequence[str], labels: Column) -> bool:
+    """Return whether a regression on the words of texts [n] is too large to be computed beside a training."""
     models = labels.shape[1] if labels.ndim == 2 else 1
-    limit = len(texts) * BYTES // max(1, size * models)
-    return np.random.default_rng(0).permutation(len(texts))[: max(1, limit)]
+    return models * sum(map(len, texts)) > BYTES
 
 
 def by_regression(

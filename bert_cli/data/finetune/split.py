@@ -1,9 +1,11 @@
-"""Which examples are held out, and how many of them are training examples.
+"""Which examples are held out, once or in turn, and how many of them are training examples.
 
 Texts that differ only in case and white space are equal. Rows with a text in common are a group, which is on one side.
 """
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -25,13 +27,45 @@ def hold_out(
 
     The same fraction of each label is held out, as `held_out_rows`.
     """
-    assert examples.labels is not None and examples.label_names is not None
-    strata = examples.labels
-    if strata.ndim == 2:  # a text with several labels stands for its rarest
-        by_rarity = np.argsort(strata.sum(0), kind="stable")
-        strata = np.where(strata.any(1), by_rarity[strata[:, by_rarity].argmax(1)], -1)
-    held = held_out_rows(examples.rows, strata.astype(np.int64), fraction, seed)
+    held = held_out_rows(examples.rows, _strata(examples), fraction, seed)
     return examples.take(np.flatnonzero(~held)), examples.take(np.flatnonzero(held))
+
+
+def folds_of(examples: TextExamples, number: int, seed: int) -> Ints:
+    """Return the fold [n] that tests each row, from 0: at most `number` folds, with about the same part of each label.
+
+    Groups are as in `held_out_rows`. A row is -1, and trains every fold, if its fold would learn its label from none.
+    """
+    from sklearn.model_selection import StratifiedGroupKFold  # takes a second
+
+    strata = _strata(examples)
+
+    def divide(groups: Ints) -> Ints:
+        folds = np.full(len(groups), -1)
+        size = min(number, np.bincount(strata + 1).max(), groups.max() + 1)
+        if size > 1:
+            method = StratifiedGroupKFold(size, shuffle=True, random_state=seed)
+            with warnings.catch_warnings(action="ignore"):  # of labels with fewer texts than folds
+                for fold, (_, tested) in enumerate(method.split(strata, strata, groups)):
+                    folds[tested] = fold
+        for stratum in np.unique(strata):
+            having = strata == stratum
+            if np.ptp(folds[having]) == 0:
+                folds[np.isin(groups, groups[having])] = -1
+        return folds
+
+    folds = _divided(examples.rows, 1 / number, divide)
+    return np.unique(np.append(-1, folds), return_inverse=True)[1][1:] - 1
+
+
+def _strata(examples: TextExamples) -> Ints:
+    """Return the label of each row [n]; a text with several stands for its rarest, and -1 for none."""
+    labels = examples.labels
+    assert labels is not None and examples.label_names is not None
+    if labels.ndim == 2:
+        by_rarity = np.argsort(labels.sum(0), kind="stable")
+        labels = np.where(labels.any(1), by_rarity[labels[:, by_rarity].argmax(1)], -1)
+    return labels.astype(np.int64)
 
 
 def held_out_rows(rows: Rows, strata: Ints, fraction: float, seed: int) -> Bools:
@@ -40,25 +74,27 @@ def held_out_rows(rows: Rows, strata: Ints, fraction: float, seed: int) -> Bools
     Rows with a text in common are a group. Where one text, such as the name of a product, links too many of them, only
     rows with equal texts are. Raises DataError when no stratum has two groups.
     """
-    linked = identify(rows, linked_texts(rows)).groups
-    if np.bincount(linked).max() <= (1 - fraction) * len(rows):
-        held = _held_out_groups(linked, strata, fraction, seed)
-        if held.any():
-            return held[linked]
-    equal = identify(rows).groups
-    held = _held_out_groups(equal, strata, fraction, seed)
-    if not held.any():
-        remedy = "use more examples, or a validation file"
-        problem = "no label has two different texts, so none can be held out"
-        raise DataError(f"held_out_fraction ({fraction})", problem, remedy)
-    return held[equal]
+    return _divided(rows, fraction, partial(_held_out, strata, fraction, seed)) == 0
 
 
-def _held_out_groups(owner: Ints, strata: Ints, fraction: float, seed: int) -> Bools:
-    """Return a mask of the groups that are held out; a group has the stratum of its first row."""
+def _divided(rows: Rows, fraction: float, divide: Callable[[Ints], Ints]) -> Ints:
+    """Return the part [n] of each row's group: what `divide` makes of groups, -1 for none."""
+    for keys in (linked_texts(rows), None):
+        groups = identify(rows, keys).groups
+        parts = divide(groups)
+        is_small = np.bincount(groups).max() <= (1 - fraction) * len(rows)
+        if (parts >= 0).any() and (is_small or keys is None):
+            return parts
+    remedy = "use more examples, or a validation file"
+    problem = "no label has two different texts, so none can be held out"
+    raise DataError("train_file", problem, remedy)
+
+
+def _held_out(strata: Ints, fraction: float, seed: int, owner: Ints) -> Ints:
+    """Return 0 for rows that are held out, otherwise -1; a group has the stratum of its first row."""
     sizes = np.bincount(owner)
     of_group = strata[np.unique(owner, return_index=True)[1]]
-    held = np.zeros(len(sizes), np.bool_)
+    held = np.full(len(sizes), -1)
     for stratum in np.unique(of_group):
         groups = np.flatnonzero(of_group == stratum)
         drawn = groups[permute(np.arange(len(groups)), len(groups), seed, stratum)].tolist()
@@ -69,9 +105,9 @@ def _held_out_groups(owner: Ints, strata: Ints, fraction: float, seed: int) -> B
         taken = 0
         for group in small:
             if not taken or taken + sizes[group] <= room:
-                held[group] = True
+                held[group] = 0
                 taken += sizes[group]
-    return held
+    return held[owner]
 
 
 def warn_of_shared(train: str, rows: Rows, sets: Mapping[str, Rows]) -> None:

@@ -35,7 +35,7 @@ Column = Array
 
 UNLABELLED = "rows with none of the labels, included"
 EMPTY_TEXT = "rows with an empty text, included"
-REPEATED = "rows that repeat an earlier text"
+REPEATED = "rows repeating an earlier text"
 BLANK = "rows without text or label, skipped"
 QUOTED = "texts in quotes, which are part of the text: TSV has no quoting"
 MULTI_HOT = "rows with a list of 0 and 1, read as columns named by their numbers from 0"

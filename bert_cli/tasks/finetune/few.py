@@ -32,9 +32,9 @@ TEMPERATURE = 0.05
 
 
 def of_pairs(task: Task, settings: ClassifySettings, source: models.Source | None) -> Task:
-    """Return the task with pairs for training. Raises ConfigError or DataError where there can be none."""
+    """Return the task, with --few with pairs for training. Raises ConfigError or DataError where there can be none."""
     train = task.train
-    if train is None:
+    if train is None or not settings.few:
         return task
     # The class that an export has for PyTorch is of BERT, whose classes have no prefix.
     if source is None or ARCHITECTURES[source.config.architecture].hf_prefix:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.arrays import Array, Floats32
+from bert_cli.arrays import Array, Floats32, Ints
 from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
 from bert_cli.data.finetune import simple
 from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
@@ -34,7 +34,7 @@ from bert_cli.data.finetune.labels import (
     several_samples,
     weights_of,
 )
-from bert_cli.data.finetune.split import hold_out, warn_of_shared
+from bert_cli.data.finetune.split import folds_of, hold_out, warn_of_shared
 from bert_cli.data.finetune.tables import (
     Column,
     TextExamples,
@@ -45,6 +45,7 @@ from bert_cli.data.finetune.tables import (
 )
 from bert_cli.data.io.rows import listed
 from bert_cli.data.tokens.tokenizer import TextTokenizer
+from bert_cli.errors import ConfigError
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample
 from bert_cli.tasks.finetune.few import of_pairs
@@ -57,6 +58,8 @@ from bert_cli.text import count
 
 # Training rows, below which vectors of the start are a baseline: they cost less than an epoch and one evaluation.
 FEW = 500
+FOLDED = 1000  # rows of a table, below which all of them are tested
+FOLDS = 5
 METRICS = "accuracy", "macro_f1"  # of the user's table
 MOST_PRINTED = 12  # labels of a printed table; files have all
 MOST_CONFUSED = 1000  # labels of a written confusion matrix
@@ -81,14 +84,15 @@ def build(
     """Return the task: training rows and validation rows."""
     # A model that is only scored brings its labels and what it has chosen.
     scored = None if settings.do_training else source
-    sets = _read(settings, None if scored is None else scored.label_names)
-    more = _unlabelled(settings, settings.text_column, tokenizer, sets)
+    sets, folds = _read(settings, None if scored is None else scored.label_names)
     first = next(iter(sets.values()))
     labels = first.labels
     names = first.label_names
     assert labels is not None and names is not None
+    encoded = sets if folds is None else {"train": first}
+    more = _unlabelled(settings, settings.text_column, tokenizer, encoded)
     features = {
-        name: features_of_texts(rows, name, settings, tokenizer) for name, rows in sets.items()
+        name: features_of_texts(rows, name, settings, tokenizer) for name, rows in encoded.items()
     }
     train = features.pop("train", None)
     weights = None
@@ -112,19 +116,25 @@ def build(
         names,
         train,
         features,
-        partial(_evaluate, sets, stored),
+        partial(_evaluate, sets, stored, folds is not None),
         "macro_f1" if rare or labels.ndim == 2 else "accuracy",
         held_out=_digest(sets),
         train_unlabelled=more,
-        baselines=partial(_baselines, sets, METRICS, source, weights),
-        halves=settings.do_validation and settings.validation_file is None,
+        baselines=partial(_baselines, sets, METRICS, source, weights, folds),
+        halves=settings.do_validation and settings.validation_file is None and folds is None,
         has_several_labels=labels.ndim == 2,
     )
-    return of_pairs(task, settings, source) if settings.few else task
+    of_kind = partial(of_pairs, settings=settings, source=source)
+    return of_kind(task) if folds is None else task.in_folds(folds, of_kind)
 
 
-def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[str, TextExamples]:
-    """Return the training and validation rows, as "train" and "validation"."""
+def _read(
+    settings: ClassifySettings, names: Sequence[str] | None
+) -> tuple[Mapping[str, TextExamples], Ints | None]:
+    """Return the training and validation rows, as "train" and "validation", and the fold of each of few rows.
+
+    In folds all rows are "train", and those that a fold tests "validation".
+    """
     train_file = settings.train_file
     validation_file = settings.validation_file
     read = partial(
@@ -134,25 +144,41 @@ def _read(settings: ClassifySettings, names: Sequence[str] | None) -> Mapping[st
         label_separator=settings.label_separator,
     )
     if validation_file is not None and not settings.do_training:
-        return {"validation": read(validation_file, label_names=names)}
+        return {"validation": read(validation_file, label_names=names)}, None
     assert train_file is not None
     train = read(train_file, label_names=names)
     if validation_file is not None:
-        return {"train": train, "validation": read(validation_file, label_names=train.label_names)}
+        held_out = read(validation_file, label_names=train.label_names)
+        return {"train": train, "validation": held_out}, None
     if not settings.do_validation:
-        return {"train": train}
-    fraction = settings.held_out_fraction
+        return {"train": train}, None
     remarks = _listed(train.remarks)
+    if settings.may_fold and len(train) < FOLDED:
+        if not settings.do_training:
+            remedy = "pass a --validation-file, or the --held-out-fraction of its training"
+            raise ConfigError(str(train_file), "has no rows that no fold trained on", remedy)
+        folds = folds_of(train, settings.seeds if settings.seeds > 1 else FOLDS, settings.seed)
+        tested = train.take(np.flatnonzero(folds >= 0))
+        trainings = folds.max() + 2
+        print_line(
+            f"validation: {trainings - 1} folds by the seed test {len(tested):,} of the {len(train):,} rows of "
+            f"{train_file}, each once{remarks}\n"
+            f"run: {trainings} trainings follow, the last on all rows; --held-out-fraction 0.1 is one training"
+        )
+        return {"train": train, "validation": tested}, folds
+    fraction = settings.held_out_fraction or 0.1
     print_line(f"validation: {fraction:.0%} of {train_file}, held out by the seed{remarks}")
     rest, held_out = hold_out(train, fraction, settings.seed)
-    return {**({"train": rest} if settings.do_training else {}), "validation": held_out}
+    return {**({"train": rest} if settings.do_training else {}), "validation": held_out}, None
 
 
-def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits: Logits) -> Result:
+def _evaluate(
+    sets: Mapping[str, TextExamples], stored: Decision | None, both: bool, logits: Logits
+) -> Result:
     """Return the scores of the answers to the held-out texts, by the `stored` decision or one that half of them choose.
 
-    The other half keeps the temperature or not, which changes no answer. Only what is written is kept of the logits,
-    which may be larger than the model.
+    The other half keeps the temperature or not, which changes no answer; with `both`, each half is answered by the
+    other's decision. Only what is written is kept of the logits, which may be larger than the model.
     """
     held_out = sets["validation"]
     values = logits["validation"]
@@ -160,11 +186,12 @@ def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits:
     names = held_out.label_names
     examples = held_out.examples
     assert labels is not None and names is not None
-    decision, answers = _decided(held_out, values, stored)
+    decision, answers = _decided(held_out, values, stored, both=both)
     reported = half_of(examples, choosing=False)
     calibration = ""
     probabilities = None
     if labels.ndim == 2:
+        reported |= both
         title = f"labels of {reported.sum():,} texts"
         header = ["label", "texts", "predicted", "precision", "recall", "f1", "threshold"]
         columns = scores_of_labels(labels[reported], answers[reported])
@@ -205,15 +232,23 @@ def _evaluate(sets: Mapping[str, TextExamples], stored: Decision | None, logits:
 
 
 def _decided(
-    held_out: TextExamples, logits: Floats32, stored: Decision | None = None
+    held_out: TextExamples, logits: Floats32, stored: Decision | None = None, *, both: bool = False
 ) -> tuple[Decision, Column]:
-    """Return the `stored` decision, or the one that half of the texts choose, and the answers by it."""
+    """Return the `stored` decision, or the one that half of the texts choose, and the answers by it.
+
+    With `both`, the answers to this half are by the decision of the other half.
+    """
     labels = held_out.labels
     names = held_out.label_names
     assert labels is not None and names is not None
     choosing = half_of(held_out.examples, choosing=True)
+    several = labels.ndim == 2
     decision = stored or decide(logits[choosing], labels[choosing], names)
-    return decision, decision.answers(logits, several=labels.ndim == 2)
+    answers = decision.answers(logits, several=several)
+    if both and not choosing.all():
+        opposite = decide(logits[~choosing], labels[~choosing], names)
+        answers[choosing] = opposite.answers(logits[choosing], several=several)
+    return decision, answers
 
 
 # --- GLUE and CLUE
@@ -309,38 +344,52 @@ def _baselines(
     metrics: Sequence[str],
     source: models.Source | None,
     weights: Column | None = None,
+    folds: Ints | None = None,
 ) -> dict[str, Result]:
     """Return the results of the mean, or of the majority class and of regressions, on the development sets.
 
-    The regressions have the `weights` of the run.
+    The regressions have the `weights` of the run. With `folds`, each is learned as often, from all other rows.
     """
     train = sets["train"]
     labels = train.labels
     assert labels is not None
     names = [name for name in sets if name.startswith("validation")]
-    held_out = [text for name in names for text in sets[name].joined]
-    usual = simple.most_frequent(labels, len(held_out))
-    columns = {"mean" if train.label_names is None else "majority class": usual}
+    texts = [text for name in ("train", *names) for text in sets[name].joined]
+    parts = [(np.arange(len(train)), np.arange(len(train), len(texts)))]
+    if folds is not None:
+        texts = train.joined
+        every = range(folds.max() + 1)
+        parts = [(np.flatnonzero(folds != n), np.flatnonzero(folds == n)) for n in every]
     inputs: dict[str, Any] = {}
     if train.label_names is not None:
-        rows = simple.sample_of(train.joined, labels)
-        texts = [train.joined[row] for row in rows]
-        inputs["words"] = texts, held_out
+        if simple.takes_long(train.joined, labels):
+            print_line("baseline, regression on words: left out, it takes too long")
+        else:
+            inputs["words"] = np.array(texts, np.object_)
         if len(train) < FEW and source is not None:
-            every = [Input("texts", {"text": text}) for text in [*texts, *held_out]]
-            vectors, _ = open_vectors(source, warns=False).of_texts(every)
-            inputs["vectors of the start"] = vectors[: len(texts)], vectors[len(texts) :]
-        note = "" if len(rows) == len(train) else f" of {len(rows):,} rows"
-        each = None if weights is None else weights[rows]
-        for name, (learned, tested) in inputs.items():
-            column = simple.by_regression(learned, labels[rows], tested, each)
-            columns[f"regression on {name}{note}"] = column
+            asked = [Input("texts", {"text": text}) for text in texts]
+            inputs["vectors of the start"], _ = open_vectors(source, warns=False).of_texts(asked)
+    usual = [simple.most_frequent(labels[rows], len(tested)) for rows, tested in parts]
+    columns = {"mean" if train.label_names is None else "majority class": usual}
+    for name, values in inputs.items():
+        columns[f"regression on {name}"] = [
+            simple.by_regression(
+                values[rows],
+                labels[rows],
+                values[tested],
+                None if weights is None else weights[rows],
+            )
+            for rows, tested in parts
+        ]
+    places = np.argsort(np.concatenate([tested for _, tested in parts]))
     ends = np.cumsum([len(sets[name]) for name in names])[:-1]
     results: dict[str, Result] = {}
-    for name, column in columns.items():
+    for name, predicted in columns.items():
+        column = np.concatenate(predicted)[places]
         answers = dict(zip(names, np.split(column, ends), strict=True))
         if labels.ndim == 2:
-            answers = {split: _decided(sets[split], odds)[1] for split, odds in answers.items()}
+            both = folds is not None
+            answers = {n: _decided(sets[n], odds, both=both)[1] for n, odds in answers.items()}
         results[name] = Result(_score(metrics, sets, answers))
     return results
 
@@ -400,7 +449,8 @@ def features_of_texts(
 
 
 def _listed(remarks: Mapping[str, int]) -> str:
-    return "".join(f"; {count:,} {remark}" for remark, count in remarks.items())
+    listed_remarks = "".join(f"; {number:,} {remark}" for remark, number in remarks.items())
+    return listed_remarks.replace("; 1 rows ", "; 1 row ")
 
 
 def _write_predictions(

@@ -6,7 +6,9 @@ one JSON object.
 """
 
 import json
+import shutil
 import statistics
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,6 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
+from bert_cli.arrays import Floats32
 from bert_cli.config.finetune import FinetuneSettings, TaskSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.examples.reader import Batching
@@ -21,12 +26,14 @@ from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import FeatureReader, Features
 from bert_cli.data.finetune.labels import DECISION
 from bert_cli.data.finetune.synthetic import synthetic_features
+from bert_cli.data.io.arrays import read_arrays, write_arrays
 from bert_cli.data.tokens.tokenizer import TextTokenizer, TokenizerFolder
 from bert_cli.errors import ConfigError, DataError, combine
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.heads import MEAN_CLASSIFICATION
 from bert_cli.files import (
     add_to_checkpoint,
+    atomic_file,
     is_writable,
     with_checksum,
     write_json_atomically,
@@ -45,7 +52,7 @@ from bert_cli.tasks.run import train
 from bert_cli.tasks.run.job import Draft, Job, Steps, choose_layout, take_devices
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
 from bert_cli.tasks.run.start import Folder, Start
-from bert_cli.tasks.run.task import SAME, Result, Scorer, Task, compare, kept_baselines
+from bert_cli.tasks.run.task import FOLD, SAME, Result, Scorer, Task, compare, kept_baselines
 from bert_cli.tasks.run.teacher import label_order, with_teacher
 from bert_cli.train import card, checkpoint, scores
 from bert_cli.train.loop import StoppedWhileScoringError
@@ -61,7 +68,8 @@ def run(settings: FinetuneSettings, steps: Steps) -> None:
         draft = Draft(settings, stack)
         draft.take(steps)
         if settings.do_training:
-            stopped = _train_seeds(draft)
+            in_folds = bool(draft.task.folds) and draft.order.saves
+            stopped = _train_folds(draft) if in_folds else _train_seeds(draft)
         else:
             _only_score(draft)
     if stopped and settings.exit_code_when_stopped:
@@ -237,10 +245,7 @@ def _train_seeds(draft: Draft[FinetuneSettings]) -> bool:
     for seed in range(order.seed, order.seed + order.seeds):
         if order.seeds > 1:  # each has its folders
             print_line(f"seed {seed}:")
-            paths = {n: getattr(order, n) for n in ("save_ckpt_path", "tensorboard_dir")}
-            changes = {name: path and path / f"seed_{seed}" for name, path in paths.items()}
-            draft.order = order.model_copy(update={"seed": seed, **changes})
-            draft.start = replace(start, folder=Folder(draft.order.save_ckpt_path))
+            _take_part(draft, order, start, seed, f"seed_{seed}")
         trained = _train_and_score(draft)
         if trained is None:
             return True
@@ -251,6 +256,75 @@ def _train_seeds(draft: Draft[FinetuneSettings]) -> bool:
     if scored:
         _report(order, task, scored, draft.mesh.processes.rank)
     return False
+
+
+def _take_part(
+    draft: Draft[FinetuneSettings], order: FinetuneSettings, start: Start, seed: int, name: str
+) -> None:
+    """Let the draft be of a part of the order, with a seed and with folders of its own in those of the order."""
+    paths = {n: getattr(order, n) for n in ("save_ckpt_path", "tensorboard_dir")}
+    changes = {field: path and path / name for field, path in paths.items()}
+    draft.order = order.model_copy(update={"seed": seed, **changes})
+    draft.start = replace(start, folder=Folder(draft.order.save_ckpt_path))
+
+
+def _train_folds(draft: Draft[FinetuneSettings]) -> bool:
+    """Test each fold, then train on all examples, which the folds score; return whether a request stopped it.
+
+    No score chooses a checkpoint: the last of each training is taken.
+    """
+    task = draft.task
+    order = draft.order
+    start = draft.start
+    logits = np.zeros((sum(len(rows) for _, rows in task.folds), task.labels), np.float32)
+    try:
+        for number, (draft.task, rows) in enumerate(task.folds):
+            print_line(f"fold {number + 1} of {len(task.folds)}, which tests {len(rows):,} rows:")
+            _take_part(draft, order, start, order.seed + number, f"fold_{number + 1}")
+            logits[rows] = _answers_of_fold(resolve(draft))
+    except StoppedWhileScoringError:
+        return True
+    print_line("the training on all rows:")
+    draft.task = task
+    draft.order = order
+    draft.start = start
+    with ExitStack() as locks:
+        job = resolve(draft)
+        built, finished = train.run_training(job, locks)
+        if not finished:
+            return True
+        path = job.folder / checkpoint.checkpoint_name(built.state.step)
+        note = f", each row by one of {len(task.folds)} models, which had not learned it"
+        result = replace(task.evaluate({FOLD: logits}), note=note)
+        _keep(path, built.engine, Scorer(order, task, draft.stop), result)
+    _report(order, task, [Trained(result, job.stream.fingerprint, path)], draft.processes.rank)
+    return False
+
+
+def _answers_of_fold(job: Job) -> Floats32 | float:
+    """Return the logits of the examples that a fold tests, on rank 0. Raises StoppedWhileScoringError on a stop.
+
+    They are kept in place of the fold's folder, so that the same command does not train it again.
+    """
+    group = runtime(job.order.engine).group_of(job.mesh)
+    about = json.dumps([job.fixed, job.task.fingerprint], sort_keys=True)
+    kept = job.folder.with_name(f"fold_{zlib.crc32(about.encode()):08x}.npz")
+    # Decided by rank 0: a file may appear later on another host.
+    if not group.broadcast([kept.is_file()])[0]:
+        with ExitStack() as locks:
+            built, finished = train.run_training(job, locks)
+            if not finished:
+                raise StoppedWhileScoringError
+            scorer = Scorer(job.order, job.task, job.stop)
+            logits = scorer.logits(built.engine, job.task.development)
+            if group.rank == 0:
+                with atomic_file(kept) as partial_file, partial_file.open("wb") as file:
+                    write_arrays(file, logits)
+    if group.rank > 0:
+        return 0.0
+    shutil.rmtree(job.folder, ignore_errors=True)
+    answers: Floats32 = read_arrays(kept)[FOLD]
+    return answers
 
 
 def resolve(draft: Draft[Any], scorer: Scorer | None = None) -> Job:
@@ -295,19 +369,24 @@ def _train_and_score(draft: Draft[FinetuneSettings]) -> Trained | None:
             result = scorer.result if is_best else scorer.score(engine)
             print_line(f"run: the best checkpoint is {path}; its scores follow")
             result = scorer.reported(result)
-            _write(folder, engine, scorer, result)
-            chosen = {}
-            if engine.group.rank == 0 and result.decision is not None:
-                chosen = result.decision.model_dump(exclude_defaults=True)
-            if chosen:
-                text = json.dumps(with_checksum(chosen), indent=1)
-                add_to_checkpoint(path, DECISION, text.encode())
-                card.add_section(path, card.decision_section(chosen))
+            _keep(path, engine, scorer, result)
         except StoppedWhileScoringError:
             print_line("run: stopped before its end; the same command scores the trained model")
             return None
     result = replace(result, note=result.note or SAME)
     return Trained(result, job.stream.fingerprint, path)
+
+
+def _keep(path: Path, engine: Engine, scorer: Scorer, result: Result) -> None:
+    """Write a result into the folder of the run, and what it has chosen into the checkpoint."""
+    _write(path.parent, engine, scorer, result)
+    chosen = {}
+    if engine.group.rank == 0 and result.decision is not None:
+        chosen = result.decision.model_dump(exclude_defaults=True)
+    if chosen:
+        text = json.dumps(with_checksum(chosen), indent=1)
+        add_to_checkpoint(path, DECISION, text.encode())
+        card.add_section(path, card.decision_section(chosen))
 
 
 def open_features(

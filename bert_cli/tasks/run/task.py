@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_cli.arrays import Bools, Floats32
+from bert_cli.arrays import Bools, Floats32, Ints, Ints64
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, outputs_of
 from bert_cli.data.finetune.labels import Decision
@@ -28,6 +28,8 @@ Logits = Mapping[str, Floats32]
 """Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
 FEW_ROWS = 100
 """Rows below which scores come with a line that says what they cannot show."""
+FOLD = "validation"
+"""The set of examples that a fold tests."""
 SAME = ", chosen on the same examples"
 
 
@@ -111,6 +113,8 @@ class Task:
     """Whether half of the development set chooses the checkpoint and the other half reports its scores."""
     has_several_labels: bool = False
     """Whether an example may have several of the labels, or none."""
+    folds: Sequence[tuple["Task", Ints64]] = ()
+    """Trainings that each test a part of the held-out examples, by its numbers, before the one on all examples."""
 
     @property
     def fingerprint(self) -> str:
@@ -118,15 +122,26 @@ class Task:
         sets = self.development.values()
         return " ".join([self.held_out, *(part.fingerprint for part in sets)])
 
+    def in_folds(self, folds: Ints, of_kind: Callable[["Task"], "Task"]) -> "Task":
+        """Return the task with a task for each of `folds` [n], which does not train on it; -1 is not tested."""
+        examples = self.train
+        assert examples is not None
+        parts = []
+        for fold in range(folds.max() + 1):
+            tested = {FOLD: examples.of_texts(folds == fold)}
+            part = replace(self, train=examples.of_texts(folds != fold), development=tested)
+            parts.append((of_kind(part), np.flatnonzero(folds[folds >= 0] == fold)))
+        return replace(of_kind(self), folds=parts)
+
     def print_scores(self, result: Result) -> None:
         """Print scores as a line with intervals and a note, and as a line of JSON."""
         rows = min((score.n for score in result.intervals.values()), default=FEW_ROWS)
-        if self.halves and self.label_names and rows < FEW_ROWS:
+        if (self.halves or self.folds) and self.label_names and rows < FEW_ROWS:
             known = "with 100, an accuracy of 0.8 is known to within 0.08"
-            print_line(
-                f"{count(rows, 'row')} cannot show a small difference ({known}); to score more, use "
-                "a --validation-file or a larger --held-out-fraction"
-            )
+            remedy = "label more rows"
+            if self.halves:
+                remedy = "to score more, use a --validation-file or a larger --held-out-fraction"
+            print_line(f"{count(rows, 'row')} cannot show a small difference ({known}); {remedy}")
         print_line(f"scores: {describe(result.intervals)}{result.note}; in brackets 95 % intervals")
         rounded = {name: round(value, self.digits) for name, value in result.scores.items()}
         print_line(json.dumps(rounded))

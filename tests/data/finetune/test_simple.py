@@ -86,13 +86,15 @@ def test_examples_without_words_or_of_one_label_have_the_most_frequent_label(tex
     assert predicted.tolist() == [usual, usual]
 
 
-def test_a_sample_has_few_texts_where_there_are_many_bytes_or_regressions(monkeypatch):
-    monkeypatch.setattr(simple, "BYTES", sum(map(len, TEXTS)))
-    assert sorted(simple.sample_of(TEXTS, np.arange(120))) == [*range(120)]  # of 120 labels
-    labels = np.ones((120, 2), np.int8)
-    sample = simple.sample_of(TEXTS, labels)
-    assert len({*sample}) in (59, 60)
-    assert (sample == simple.sample_of(TEXTS, labels)).all()
+@pytest.mark.parametrize(
+    ("size", "labels", "expected"), [(9, 1, False), (8, 1, True), (9, 2, True)]
+)
+def test_a_regression_is_left_out_where_there_are_many_letters_for_each_label(
+    size, labels, expected, monkeypatch
+):
+    monkeypatch.setattr(simple, "BYTES", size)
+    column = np.ones((3, labels), np.int8) if labels > 1 else np.ones(3, np.int32)
+    assert simple.takes_long(["one", "two", "six"], column) == expected
 
 
 def test_a_word_has_its_most_frequent_label_and_an_unknown_word_that_of_all_words():

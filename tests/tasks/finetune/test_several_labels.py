@@ -155,7 +155,8 @@ def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, tmp_path, b
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
-        (["--label-column", "mood", "--no-do-training"], 2, "for several labels per text, but these rows have one"),
+        (["--label-column", "mood", "--no-do-training", "--held-out-fraction", "0.2"], 2,
+         "for several labels per text, but these rows have one"),
         (["--class-weights", "balance"], 2, "got 'balance'; input should be 'balanced'"),
         (["--class-weights", '{"praise": 0}'], 2, "greater than 0"),
         (["--class-weights", '{"prase": 2}'], 2, "(prase): is not a label in train_file; did you mean 'praise'?"),
@@ -181,7 +182,7 @@ def test_labels_of_one_training_text_or_of_none_are_named(base, tmp_path, bert, 
     words = ["--dry-run", "--num-epochs", "1", "--train-file", str(path)]
     printed = bert(*arguments(base, tmp_path / "run", *words))
     assert "warning: 1 label with one training text: 'alone'" in printed.err
-    assert "held out by the seed; 1 rows with an empty text, included" in printed.out
+    assert "each once; 1 row with an empty text, included" in printed.out
     # One of several labels may have all its texts among those that are held out.
     (tmp_path / "dev.csv").write_text("text,a,b\ngood,0,1\nfilm,1,1\n")
     (tmp_path / "train.csv").write_text("text,a,b\ngood,1,0\nfine,1,0\nbad,0,0\n")

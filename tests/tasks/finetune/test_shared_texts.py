@@ -131,5 +131,5 @@ def test_a_run_counts_repeated_texts_and_holds_out_all_copies_of_a_text_or_none(
         )
         assert first and second and not first & second
     captured = capsys.readouterr()
-    assert captured.out.count("27 rows that repeat an earlier text") == 2
+    assert captured.out.count("27 rows repeating an earlier text") == 2
     assert "share a text" not in captured.err

@@ -1,0 +1,146 @@
+"""Few rows: each is tested once, by a model that has learned no copy of it, and the last model learns all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from sklearn import metrics
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from support.metrics import scores_of
+from support.runs import assert_same_end, lines_of
+from support.tiny_models import write_base
+
+from bert_cli.cli import main
+from bert_cli.config.finetune import ClassifySettings
+from bert_cli.data.finetune.split import folds_of
+from bert_cli.data.finetune.tables import read_table
+from bert_cli.data.tokens.tokenizer import read_tokenizer
+from bert_cli.tasks.finetune import texts
+from bert_cli.train.checkpoint import complete_checkpoints
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = write_base(tmp_path_factory.mktemp("folds"), train=60)
+    head, *rows = (folder / "train.csv").read_text().splitlines()
+    cells = [row.split(",") for row in rows[:9]]
+    copies = [f"{text.upper()},{label},copy{number}" for text, label, number in cells]
+    (folder / "train.csv").write_text("\n".join([head, *rows, *copies]) + "\n")
+    return folder
+
+
+def arguments(base, run, *more):
+    words = ["classify", "--train-file", base / "train.csv", "--save-ckpt-path", run]
+    words += ["--pretrained-ckpt-path", base / "model", "--cache-dir", "null", "--num-epochs", "2"]
+    words += ["--optimizer-opts.learning-rate.max-learning-rate", "0.003", "--max-seq-length", "64"]
+    return [*map(str, words), *more]
+
+
+@pytest.fixture(scope="module")
+def trained(base):
+    assert main(arguments(base, base / "run", "--seeds", "3")) == 0
+    return base / "run"
+
+
+def table(base):
+    return read_table(base / "train.csv", text_columns=["text"], label_columns=["label"])
+
+
+@pytest.mark.parametrize("stride", [None, 5])
+def test_each_text_is_tested_once_and_no_copy_of_it_is_learned_in_its_fold(base, stride):
+    settings = {"train_file": base / "train.csv", "cache_dir": None, "max_seq_length": 16}
+    settings = ClassifySettings.model_validate(settings | {"doc_stride": stride})
+    task = texts.build(settings, read_tokenizer(base / "model"), None)
+    places = np.concatenate([rows for _, rows in task.folds])
+    assert len(task.folds) == 5 and sorted(places.tolist()) == [*range(69)]
+
+    def words_of(part):
+        return {part.batch(np.array([n]), 16)["input_ids"].tobytes() for n in range(len(part))}
+
+    sizes = [len(rows) for _, rows in task.folds]
+    assert max(sizes) <= min(sizes) + 4
+    for part, rows in task.folds:
+        tested = part.development["validation"]
+        if stride is None:
+            assert not words_of(part.train) & words_of(tested)
+            assert words_of(part.train) | words_of(tested) == words_of(task.train)
+        else:
+            assert tested.owner.max() + 1 == len(rows) == 69 - (part.train.owner.max() + 1)
+        assert len(part.train) + len(tested) == len(task.train)
+
+
+def test_the_scores_are_scikit_learns_of_models_that_one_training_each_makes(base, trained):
+    rows = lines_of(trained / "predictions.jsonl")
+    said = [row["predicted"] for row in rows]
+    right = [row["label"] for row in rows]
+    scores = scores_of(trained)
+    assert scores["accuracy"] == pytest.approx(metrics.accuracy_score(right, said))
+    macro = metrics.f1_score(right, said, average="macro")
+    assert scores["macro_f1"] == pytest.approx(macro)
+    everything = table(base)
+    folds = folds_of(everything, 3, 42)
+    for number in range(3):
+        for name, side in (("train", folds != number), ("validation", folds == number)):
+            part = everything.take(np.flatnonzero(side))
+            cells = zip(part.first, part.labels, strict=True)
+            lines = [json.dumps({"text": text, "label": str(label)}) for text, label in cells]
+            (base / f"{name}.jsonl").write_text("\n".join(lines))
+        alone = base / f"alone_{number}"
+        words = [
+            "--validation-file",
+            base / "validation.jsonl",
+            "--train-file",
+            base / "train.jsonl",
+        ]
+        words += ["--seed", 42 + number, "--evaluate-every-steps", 1000, "--no-baselines"]
+        assert main(arguments(base, alone, *map(str, words))) == 0
+        again = [
+            everything.label_names[int(row["predicted"])]
+            for row in lines_of(alone / "predictions.jsonl")
+        ]
+        assert again == [said[n] for n in np.flatnonzero(folds == number)]
+
+
+def test_the_baseline_learns_what_each_fold_learns(base, trained):
+    everything = table(base)
+    folds = folds_of(everything, 3, 42)
+    answers = np.zeros(len(folds), int)
+    for number in range(3):
+        words = TfidfVectorizer(
+            token_pattern=r"(?u)\b\w\w+\b", ngram_range=(1, 2), sublinear_tf=True
+        )
+        learned, tested = (np.flatnonzero(side) for side in (folds != number, folds == number))
+        known = words.fit_transform([everything.first[n] for n in learned])
+        judge = LogisticRegression(C=10.0, max_iter=1000).fit(known, everything.labels[learned])
+        asked = words.transform([everything.first[n] for n in tested])
+        answers[tested] = judge.predict(asked)
+    (folder,) = trained.glob("baselines_*/regression on words")
+    expected = metrics.accuracy_score(everything.labels, answers)
+    assert scores_of(folder)["accuracy"] == pytest.approx(expected)
+
+
+def test_a_killed_run_continues_and_ends_as_one_that_was_not(base, trained, capsys):
+    again = base / "again"
+    words = [sys.executable, "-m", "bert_cli", *arguments(base, again, "--seeds", "3")]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not (again / "fold_2" / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+    kept = {path.name: path.stat().st_mtime_ns for path in again.glob("fold_*.npz")}
+    assert len(kept) == 1 and not complete_checkpoints(again)
+    capsys.readouterr()
+    for attempt in ("continued", "complete"):
+        assert main(arguments(base, again, "--seeds", "3")) == 0, attempt
+        assert_same_end(again, trained)
+        for name in ("scores.json", "predictions.jsonl"):
+            assert (again / name).read_bytes() == (trained / name).read_bytes(), attempt
+    (name,) = kept
+    assert (again / name).stat().st_mtime_ns == kept[name]
+    assert not [path for path in again.glob("fold_*") if path.is_dir()]
+    assert "nothing to do" in capsys.readouterr().out
