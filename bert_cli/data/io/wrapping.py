@@ -43,7 +43,7 @@ before a capital, a digit or a mark (MAX_BEGUN), measured: 60 articles wrapped i
 0.98; verse of Shakespeare and Milton 0.89, 0.25, 1."""
 
 FINAL = re.compile(r"[.!?:;…。！？：；][\"'”’»」』)\]*_]*$")
-QUOTE = re.compile(r"(?:> ?)+")
+QUOTE = re.compile(r"^(?:> ?)+")
 WORD = re.compile(r"[\"'“‘(«]*[^\W\d_]+(?:['’‐-][^\W\d_]+)*[)\"'”’»]*[.,;:!?…]*[)\"'”’»]*")
 SPLIT = re.compile(r"\w[-‐\u00ad]$")
 BULLET = re.compile(r"[*•·◦▪+–—-]\s+\S")
@@ -77,14 +77,12 @@ class Row(NamedTuple):
 Break = tuple[Row, Row]
 
 
-def row_of(line: str) -> Row:
+def row_of(line: str, feed: str = "") -> Row:
     """Return the line without blanks around it and without the marks of a quoted mail."""
     line = line.expandtabs().rstrip()
-    match = QUOTE.match(line)
-    quote = match[0] if match else ""
-    line = line.removeprefix(quote)
-    text = line.lstrip()
-    return Row(quote, len(line) - len(text), len(line), text)
+    bare = QUOTE.sub("", line) if line.startswith(">") else line
+    text = bare.lstrip()
+    return Row(line.removesuffix(bare), len(bare) - len(text), len(bare), text, feed)
 
 
 def _rows_of(text: str) -> list[Row]:
@@ -174,6 +172,8 @@ def _shows_margin(first: Row, second: Row) -> bool:
 
 def _are_cells(first: Row, second: Row) -> bool:
     """Return whether two lines have a wide gap that ends in the same column, as rows of a table do."""
+    if "   " not in first.text:
+        return False
     gaps, others = (
         {row.indent + gap.end() for gap in GAP.finditer(row.text)} for row in (first, second)
     )
@@ -299,7 +299,7 @@ class Joiner:
         rows: list[Row] = []
         is_fenced = False
         for line in self._without_page_breaks(lines):
-            row = row_of(line.replace("\f", ""))._replace(feed=self.feed * line.count("\f"))
+            row = row_of(line.replace("\f", ""), self.feed * line.count("\f"))
             is_fence = bool(FENCE.match(row.text))
             is_fenced ^= is_fence
             is_code = is_fenced or is_fence or "\v" in line
