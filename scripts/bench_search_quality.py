@@ -3,10 +3,12 @@
 
     scripts/bench_search_quality.py squad=dev-v1.1.json de=xquad.de.json.gz manuals=FOLDER [--model MODEL]
 
-A text is NAME=FILE of SQuAD's form, where each paragraph is a document, or NAME=FOLDER of manuals as `man` prints them,
-where the question is the description under NAME, which is left out of the text. Beside `bert search`, and `bert search`
-with each signal left out, are pipelines of bm25s and sentence-transformers on the same passages, with and without the
-stemmer of NAME's language (English but for de, ru, tr and ar). Needs `bm25s` and `PyStemmer`.
+A text is NAME=FILE of SQuAD's form (.json), where each paragraph is a document; NAME=FOLDER of manuals as `man` prints
+them, where the question is the description under NAME, which is left out of the text; or NAME=FILE of packages as
+Debian lists them (/var/lib/dpkg/status), where the question is the summary and the text is the description below it.
+Beside `bert search`, and `bert search` with each signal left out, are pipelines of bm25s and sentence-transformers on
+the same passages, with and without the stemmer of NAME's language (English but for de, ru, tr and ar). Needs
+`bm25s` and `PyStemmer`.
 """
 
 import argparse
@@ -58,6 +60,20 @@ def read_manuals(
             yield page.name, {"text": rest[:length]}, [parts[1]]
 
 
+def read_packages(path: Path, questions: int) -> Iterator[tuple[str, dict[str, str], list[str]]]:
+    """Yield the name, the description and the summary of each package that has both."""
+    stanzas = path.read_text(encoding="utf-8").split("\n\n")
+    random.Random(0).shuffle(stanzas)
+    for stanza in stanzas:
+        package = re.match("Package: (.*)", stanza)
+        description = re.search(r"^Description(?:-en)?: (.*)\n((?: .*\n?)+)", stanza, re.MULTILINE)
+        if package and description:
+            lines = [line[1:] for line in description[2].splitlines()]
+            text = "\n".join("" if line == "." else line for line in lines)
+            yield package[1], {"text": text}, [description[1]] * (questions > 0)
+            questions -= 1
+
+
 def write(name: str, path: Path, folder: Path, options: argparse.Namespace) -> Path:
     """Write documents as `bert search make` reads them, and the questions; return the text."""
     rows: list[dict[str, str]] = []
@@ -68,7 +84,8 @@ def write(name: str, path: Path, folder: Path, options: argparse.Namespace) -> P
             documents = read_manuals(path, options.manuals, options.length)
         else:
             text = folder / f"{name}.jsonl"
-            documents = read_squad(path, options.questions)
+            read = read_squad if {".json", ".gz"} & {path.suffix} else read_packages
+            documents = read(path, options.questions)
         for number, (document, row, questions) in enumerate(documents, 1):
             if path.is_dir():
                 (text / document).write_text(row["text"], encoding="utf-8")
@@ -218,7 +235,7 @@ def main() -> None:
     )
     parser.add_argument("texts", nargs="+", metavar="NAME=PATH")
     parser.add_argument("--model", help="of the vectors; without one, words alone")
-    parser.add_argument("--questions", type=int, default=2000, help="of SQuAD")
+    parser.add_argument("--questions", type=int, default=2000, help="of SQuAD and packages")
     parser.add_argument("--manuals", type=int, default=450)
     parser.add_argument("--length", type=int, help="characters of each manual")
     parser.add_argument("--titles", action="store_true", help="give articles their titles")

@@ -19,15 +19,16 @@ NO_INDEX = "was not made by `bert search make`", "make one with `bert search mak
 AGAIN = "move it away and make it again with `bert search make`"
 COUNTERS = ((24, 28), (92, 100))
 """Bytes of a file of SQLite that count changes and name the program; they decide nothing that is read."""
-VERSION = FORMAT + 4  # since postings are stored beside the table of words
+VERSION = FORMAT + 5  # since documents have the hash of their text
 GONE = "ON DELETE CASCADE"
 TABLES = f"""
 BEGIN;
 CREATE TABLE seal(crc TEXT);  -- empty while the index is written
 INSERT INTO seal VALUES ('');
 CREATE TABLE facts(name TEXT PRIMARY KEY, value);
-CREATE TABLE files(id INTEGER PRIMARY KEY, path TEXT UNIQUE, name TEXT, mark TEXT);
-CREATE TABLE documents(id INTEGER PRIMARY KEY, file INTEGER REFERENCES files {GONE}, number INTEGER, title TEXT);
+CREATE TABLE files(id INTEGER PRIMARY KEY, path TEXT UNIQUE, name TEXT, mark TEXT);  -- without a path it is replaced
+CREATE TABLE documents(
+    id INTEGER PRIMARY KEY, file INTEGER REFERENCES files {GONE}, number INTEGER, title TEXT, hash INTEGER);
 CREATE TABLE passages(
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- no number is used again
     document INTEGER REFERENCES documents {GONE}, pages TEXT, start INTEGER, stop INTEGER,
@@ -42,11 +43,12 @@ CREATE TABLE postings(
     block INTEGER REFERENCES blocks {GONE}, term TEXT, value BLOB, PRIMARY KEY(block, term)) WITHOUT ROWID;
 CREATE TRIGGER forget AFTER DELETE ON passages BEGIN INSERT INTO words(words, rowid, title, text)
     VALUES ('delete', old.id, indexed(old.title), indexed(old.text)); END;
-CREATE INDEX documents_of_files ON documents(file);
+CREATE INDEX documents_of_files ON documents(file, hash);
 CREATE INDEX passages_of_documents ON passages(document);
 CREATE INDEX passages_of_texts ON passages(hash);
-CREATE VIEW places AS SELECT passages.id, document, documents.title, path, name, pages, start, stop, text, hash,
-    CASE WHEN number = 1 AND documents.id = (SELECT max(id) FROM documents AS d WHERE d.file = files.id)
+CREATE VIEW places AS
+    SELECT passages.id, document, documents.title, path, name, pages, start, stop, text, passages.hash,
+    CASE WHEN number = 1 AND NOT EXISTS (SELECT 1 FROM documents AS d WHERE d.file = files.id AND d.id != document)
     THEN '' ELSE ':' || number END AS suffix
     FROM passages JOIN documents ON documents.id = document JOIN files ON files.id = file;
 PRAGMA application_id = {APPLICATION};

@@ -82,6 +82,7 @@ class Index:
         self._texts = np.zeros(0, np.int64)  # [N] row of each passage's vector
         self._lexical: Lexical | None = None
         self._added = 0  # passages without postings
+        self._has_earlier = False  # a file with the path of the last one that was added
 
     def close(self) -> None:
         """Close the file, unless it is of another process, which has forked this one."""
@@ -180,6 +181,7 @@ class Index:
         with self.table:
             self.table.execute("UPDATE seal SET crc = ''")
             yield
+            self.table.execute("DELETE FROM files WHERE path IS NULL")
             if self._added >= AT_MOST_UNSTORED:
                 self.store_postings()
 
@@ -210,12 +212,23 @@ class Index:
 
     def add_file(self, path: str, name: str, mark: str) -> int:
         """Add a file in place of its earlier content, and return its number; `mark` tells whether it has changed."""
-        self.table.execute("DELETE FROM files WHERE path = ?", [path])
+        query = "UPDATE files SET path = NULL WHERE path = ?"
+        self._has_earlier = self.table.execute(query, [path]).rowcount > 0
         return self._add("files(path, name, mark)", path, name, mark)
+
+    def keeps(self, file: int, document: Document) -> bool:
+        """Return whether the earlier content of a file has a document, whose passages are then those of the file."""
+        if not self._has_earlier:
+            return False
+        earlier = "file = (SELECT id FROM files WHERE path IS NULL) AND hash = ?"
+        query = f"UPDATE documents SET file = ?, number = ? WHERE id = (SELECT min(id) FROM documents WHERE {earlier})"
+        row = file, document.number, hash_of_document(document)
+        return self.table.execute(query, row).rowcount > 0
 
     def add(self, file: int, document: Document, passages: Sequence[Passage]) -> None:
         """Add a document of a file."""
-        owner = self._add("documents(file, number, title)", file, document.number, document.title)
+        values = document.number, document.title, hash_of_document(document)
+        owner = self._add("documents(file, number, title, hash)", file, *values)
         title = document.title if document.is_named else ""
         self._added += len(passages)
         for passage in passages:
@@ -431,6 +444,12 @@ class Index:
 def hash_of(text: str) -> int:
     """Return the number by which a text is known."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
+
+
+def hash_of_document(document: Document) -> int:
+    """Return the number by which a document is known, wherever it stands in its file."""
+    known = document.title, document.is_named, document.pages
+    return hash_of("\n".join((repr(known), *document.lines)))
 
 
 # --- the file

@@ -31,7 +31,8 @@ def write_postings(table: sqlite3.Connection) -> None:
     gone = f"id NOT IN (SELECT id / {BLOCK} FROM passages)"
     table.execute(f"DELETE FROM blocks WHERE id = ? OR {gone}", [last])
     for block, sizes, postings in _blocks_of(table, last):
-        table.execute("INSERT INTO blocks VALUES (?, ?)", [block, bytes(sizes)])
+        used = np.trim_zeros(sizes, "b")
+        table.execute("INSERT INTO blocks VALUES (?, ?)", [block, bytes(used)])
         rows = ((block, *row) for row in postings.items())
         table.executemany("INSERT INTO postings VALUES (?, ?, ?)", rows)
 
@@ -78,7 +79,8 @@ class Postings:
         self._last: dict[str, tuple[Ints64, Floats32]] = {}  # of the question that is asked
         lengths = np.zeros((numbers.max(initial=0) // BLOCK + 1, BLOCK), np.int32)
         for block, sizes in table.execute("SELECT * FROM blocks WHERE id < ?", [len(lengths)]):
-            lengths[block] = np.frombuffer(sizes, np.int32)
+            used = np.frombuffer(sizes, np.int32)
+            lengths[block, : len(used)] = used
         unstored = numbers[lengths.flat[numbers] == 0]
         self._stored = int(unstored[0]) // BLOCK if len(unstored) else len(lengths)  # blocks
         self._made: dict[int, dict[str, bytes]] = {}

@@ -25,6 +25,8 @@ DIGIT = re.compile(r"\d")
 RUN = re.compile(f"[{UNSPACED}]+|[^{NO_WORD}{UNSPACED}]+")
 PIECES = re.compile(r"[\0-\x7f]+(?![^\0-\x7f])|.", re.DOTALL)
 """Characters of ASCII that no mark follows, or one character."""
+FOLDED = re.compile(r"[A-Z\x80-\U0010ffff]+(?:[ ,.]*[A-Z\x80-\U0010ffff]+)*")
+"""What changes in a decomposed text, with what stands between such words; letters decompose into capitals too."""
 WITH_STROKE = re.compile(r"LATIN SMALL LETTER (?:BARRED )?([A-Z])(?: WITH |$)")
 TYPED = (
     {"ı": "i", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"} | dict.fromkeys("یى", "ي") | {"ک": "ك"}
@@ -91,7 +93,9 @@ def folded(text: str) -> str:
     small = text.lower()
     if small.isascii():
         return small
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFKD", small).translate(_LETTERS))
+    decomposed = unicodedata.normalize("NFKD", small)
+    letters = FOLDED.sub(lambda run: run[0].translate(_LETTERS), decomposed)
+    return unicodedata.normalize("NFC", letters)
 
 
 _folded = lru_cache(1 << 16)(folded)  # of letters

@@ -514,6 +514,33 @@ def test_scores_and_export_read_the_index_at_one_time(manuals, monkeypatch):
     assert len(read) == 4 and all(read)
 
 
+def test_unchanged_rows_keep_their_passages_where_others_come_and_go(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"text": f"The {animal} sleeps."}) for animal in ("zebra", "lion", "owl")]
+    new = json.dumps({"text": "A giraffe eats leaves."})
+
+    def places():
+        Path("rows.jsonl").write_text("\n".join(rows))
+        assert main(["search", "make", "index", "rows.jsonl"]) == 0
+        index = open_index(Path("index"))
+        query = "SELECT text, name || suffix, id FROM places ORDER BY number_of(suffix)"
+        index.table.create_function("number_of", 1, lambda suffix: int(suffix[1:] or 1))
+        return index.table.execute(query).fetchall()
+
+    before = places()
+    assert [row[1] for row in before] == ["rows.jsonl:1", "rows.jsonl:2", "rows.jsonl:3"]
+    rows[1:2] = [rows[0]]  # twice, and none of the lion
+    rows.insert(0, new)
+    after = places()
+    assert [text.split()[1] for text, _, _ in after] == ["giraffe", "zebra", "zebra", "owl"]
+    assert [name for _, name, _ in after] == [f"rows.jsonl:{n}" for n in (1, 2, 3, 4)]
+    assert after[1][2] == before[0][2] and after[3][2] == before[2][2]
+    assert len({number for _, _, number in (*before, *after)}) == 5
+    rows[1:] = []
+    assert [name for _, name, _ in places()] == ["rows.jsonl"]
+    assert [hit.text for hit in open_index(Path("index")).ask("giraffe zebra")] == [after[0][0]]
+
+
 def test_an_index_warns_until_the_text_of_a_stopped_call_is_read(manuals, bert):
     shutil.copy(sys.executable, manuals / "z.dat")
     for index, code in (("new", 3), ("old", 0)):
