@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from support.tiny_models import write_base
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.finetune.split import folds_of
-from bert_cli.data.finetune.tables import read_table
+from bert_cli.data.finetune.tables import TextExamples, read_table
+from bert_cli.data.random import chooses
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.tasks.finetune import texts
 from bert_cli.train.checkpoint import complete_checkpoints
@@ -144,3 +146,23 @@ def test_a_killed_run_continues_and_ends_as_one_that_was_not(base, trained, caps
     assert (again / name).stat().st_mtime_ns == kept[name]
     assert not [path for path in again.glob("fold_*") if path.is_dir()]
     assert "nothing to do" in capsys.readouterr().out
+
+
+def test_each_half_of_texts_with_several_labels_is_answered_by_thresholds_of_the_other():
+    names = ("food", "sea")
+    drawn = np.random.default_rng(0)
+    labels = (drawn.random((40, 2)) < 0.4).astype(np.int8)
+    rows = TextExamples([f"text {n}" for n in range(40)], None, labels, [], names)
+    logits = (2.0 * labels + drawn.normal(-2.0, 1.5, (40, 2))).astype(np.float32)
+    # A change of the labels of a text changes the answers of the half without it alone.
+    _, before = texts._decided(rows, logits, both=True)
+    halves = [set(), set()]
+    for row in range(40):
+        changed = labels.copy()
+        changed[row] = 1 - changed[row]
+        _, after = texts._decided(replace(rows, labels=changed), logits, both=True)
+        moved = {*np.flatnonzero((after != before).any(1)).tolist()}
+        side = chooses(rows.examples.groups)[row]
+        assert row not in moved
+        halves[int(side)] |= moved
+    assert halves[0] and halves[1] and not halves[0] & halves[1]
