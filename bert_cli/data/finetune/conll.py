@@ -268,20 +268,13 @@ def entity_samples(
     """
     sides = ([{*chunks(sentence)} for sentence in side] for side in (labels, predictions))
     rows = [(gold & guessed, guessed, gold) for gold, guessed in zip(*sides, strict=True)]
-
-    def counts(kind: str | None = None) -> Ints64:
-        """Return how many entities of a type each sentence has right, predicted and labelled [3, n]."""
-        return np.array(
-            [[sum(kind in (None, name) for name, *_ in side) for side in row] for row in rows]
+    columns: dict[str, tuple[Ints64, Ints64]] = {}
+    for kind in ("", *sorted({name for *_, gold in rows for name, *_ in gold})):
+        # Of each sentence: right, predicted and labelled entities of a type, or all.
+        right, guessed, labelled = np.array(
+            [[sum(kind in ("", name) for name, *_ in side) for side in row] for row in rows]
         ).T
-
-    right, guessed, labelled = counts()
-    columns = {
-        "f1": (2 * right, guessed + labelled),
-        "precision": (right, guessed),
-        "recall": (right, labelled),
-    }
-    for kind in sorted({name for *_, gold in rows for name, *_ in gold}):
-        right, guessed, labelled = counts(kind)
-        columns[f"f1_{kind}"] = (2 * right, guessed + labelled)
+        columns[f"f1_{kind}" if kind else "f1"] = (2 * right, guessed + labelled)
+        if not kind:
+            columns |= {"precision": (right, guessed), "recall": (right, labelled)}
     return {name: sample_of(examples, "ratio", *pair) for name, pair in columns.items()}
