@@ -18,8 +18,6 @@ from bert_cli.data.search.words import NO_WORD, folded
 
 LENGTH = 4  # characters
 SHIFTS = np.uint64(1) << np.arange(0, 64, 16, dtype=np.uint64)
-MIXED = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number, whose products differ in their first 16 bits (Knuth, The Art of Computer Programming, 6.4)."""
 BETWEEN_WORDS = re.compile(f"[{NO_WORD}{UNSPACED}]+")
 
 
@@ -31,12 +29,9 @@ def ngram_scores(question: str, texts: Sequence[str]) -> Floats32:
     sizes = np.array([len(text) for text in spaced])
     ngrams = np.unique(_codes(asked))
     codes = _codes("\0".join(spaced))
-    is_likely = np.zeros(1 << 16, np.bool_)  # by the hash of a 4-gram
-    is_likely[_hashes(ngrams)] = True
-    likely = np.flatnonzero(is_likely[_hashes(codes)])
-    columns = np.minimum(np.searchsorted(ngrams, codes[likely]), len(ngrams) - 1)
-    is_asked = ngrams[columns] == codes[likely]
-    rows = np.repeat(np.arange(len(texts)), sizes + 1)[likely]
+    columns = np.minimum(np.searchsorted(ngrams, codes), len(ngrams) - 1)
+    is_asked = ngrams[columns] == codes
+    rows = np.repeat(np.arange(len(texts)), sizes + 1)[: len(codes)]
     cells = rows * len(ngrams) + columns
     counts = np.bincount(cells, is_asked, len(texts) * len(ngrams)).reshape(len(texts), -1)
     present = (counts > 0).sum(0)  # [G]
@@ -49,7 +44,3 @@ def _codes(text: str) -> UInts64:
     """Return a number for each 4-gram of a text, which differs between those of the first 65,536 characters."""
     letters = np.frombuffer(text.ljust(LENGTH).encode("utf-32-le"), np.uint32).astype(np.uint64)
     return np.lib.stride_tricks.sliding_window_view(letters, LENGTH) @ SHIFTS
-
-
-def _hashes(codes: UInts64) -> UInts64:
-    return codes * MIXED >> np.uint64(48)
