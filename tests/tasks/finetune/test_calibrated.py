@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 from sklearn.metrics import log_loss
-from support.hf_models import change_weights
+from support.hf_models import change_weights, need
 from support.runs import lines_of
 from support.tiny_models import write_base
 
@@ -120,15 +120,41 @@ def test_bert_predict_has_the_calibrated_probability_and_says_none_below_one(
     assert [row["label"] for row in answers] == [row["label"] for row in sure]
 
 
-def test_an_export_has_the_temperature_in_its_weights(base, run, temperature):
-    out = base / "exported"
-    assert main(["export", str(run), str(out), "--format", "hf"]) == 0
-    expected = logits_of(best_checkpoint(run), TEXTS[:1]) / temperature
-    np.testing.assert_allclose(logits_of(out, TEXTS[:1]), expected, atol=1e-4)
+def runtime_logits(folder, form, source, texts):
+    """Return the logits of an export by the runtime of its format; `source` has the tokenizer."""
+    if form == "hf":
+        return logits_of(folder, texts)
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    inputs = [tokenizer(text, return_tensors="np") for text in texts]
+    if form == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(folder / "model.onnx")
+        return np.concatenate([session.run(["logits"], dict(columns))[0] for columns in inputs])
+    import tensorflow as tf
+
+    signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    columns = [{n: tf.constant(v.astype(np.int32)) for n, v in of.items()} for of in inputs]
+    return np.concatenate([signature(**of)["logits"].numpy() for of in columns])
+
+
+@pytest.mark.parametrize("form", ["hf", "saved-model", "onnx"])
+def test_an_export_has_the_temperature_in_its_weights(form, base, run, temperature):
+    if form == "onnx":
+        need("torch", "onnx", "onnxscript", "onnxruntime")
+    out = base / f"exported_{form}"
+    assert main(["export", str(run), str(out), "--format", form]) == 0
+    expected = logits_of(best_checkpoint(run), TEXTS) / temperature
+    logits = runtime_logits(out, form, best_checkpoint(run), TEXTS)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    assert not (out / "decision.json").exists()
+    if form == "saved-model":
+        return  # `bert predict` refuses it
     rows, expected_rows = (bert_cli.load(folder).label(TEXTS) for folder in (out, run))
     for row, other in zip(rows, expected_rows, strict=True):
         assert row["probabilities"] == pytest.approx(other["probabilities"], abs=1e-6)
-    assert not (out / "decision.json").exists()
 
 
 def test_the_weights_of_a_checkpoint_stay_and_scoring_it_again_changes_nothing(
