@@ -294,13 +294,6 @@ class ClassifySettings(TaskSettings):
     seeds, and a last training has all rows, but not with evaluate_every_steps, early_stop or a teacher."""
 
     @property
-    def may_fold(self) -> bool:
-        """Return whether few rows are tested in folds: nothing chooses another number of steps."""
-        chooses = self.evaluate_every_steps or self.early_stop or self.distillation.teacher
-        is_scored = self.do_validation and self.held_out_fraction is None
-        return is_scored and not chooses and self.validation_file is None
-
-    @property
     def head(self) -> heads.Head:
         """Return the head of this run."""
         return heads.MEAN_CLASSIFICATION if self.few else super().head

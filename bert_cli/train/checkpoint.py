@@ -362,6 +362,18 @@ def resume(
     """
     path = saved.path
     stored = saved.state
+    refuse_another_run(saved, fixed, settings)
+    saved.verify(remedy=_remove(path))
+    weights = form.from_disk(read_tensors(path / MODEL))
+    _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
+    _assign(state.slots, read_tensors(path / OPTIMIZER), path / OPTIMIZER, "float32")
+    state.loss_scale = stored.loss_scale
+    state.step = stored.step
+
+
+def refuse_another_run(saved: Saved, fixed: JSONObject, settings: JSONObject | None = None) -> None:
+    """Raise CheckpointError if a checkpoint belongs to a run with other fixed settings, as in `resume`."""
+    stored = saved.state
     before = dict(stored.fixed)
     now = json.loads(json.dumps(fixed))
     if before.get("corpus") != now.get("corpus"):
@@ -370,13 +382,7 @@ def resume(
     if differences := _differences(before, now):
         problem = f"belongs to a run with other settings: {'; '.join(differences)}"
         remedy = "use those settings, or start a new run in another save_ckpt_path with --pretrained-ckpt-path"
-        raise CheckpointError(str(path), problem, remedy)
-    saved.verify(remedy=_remove(path))
-    weights = form.from_disk(read_tensors(path / MODEL))
-    _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
-    _assign(state.slots, read_tensors(path / OPTIMIZER), path / OPTIMIZER, "float32")
-    state.loss_scale = stored.loss_scale
-    state.step = stored.step
+        raise CheckpointError(str(saved.path), problem, remedy)
 
 
 def _differences(old: JSONObject, new: JSONObject, prefix: str = "") -> list[str]:

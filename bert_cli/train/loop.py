@@ -163,8 +163,8 @@ class Every:
         return is_due
 
 
-class StoppedWhileScoringError(Exception):
-    """A stop was requested during an evaluation, whose result is discarded."""
+class StoppedError(Exception):
+    """A request to stop ended a training, which is saved, or an evaluation, whose result is discarded."""
 
 
 class StopRequest:

@@ -6,9 +6,9 @@ the trained vectors of all training texts is the classifier. It is computed befo
 function of the other weights. Shapes: n texts, L labels, D hidden size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from bert_cli.model.build import named_weights
 from bert_cli.parallel.engine import Value
 from bert_cli.tasks.finetune.contrast import Contrast, add_candidates
 from bert_cli.tasks.model import models
-from bert_cli.tasks.model.vectors import open_vectors
+from bert_cli.tasks.model.vectors import Embedding, open_vectors
 from bert_cli.tasks.run.task import Task
 
 PAIRS = 320
@@ -32,9 +32,9 @@ TEMPERATURE = 0.05
 
 
 def of_pairs(task: Task, settings: ClassifySettings, source: models.Source | None) -> Task:
-    """Return the task, with --few with pairs for training. Raises ConfigError or DataError where there can be none."""
+    """Return the task with pairs for training. Raises ConfigError or DataError where there can be none."""
     train = task.train
-    if train is None or not settings.few:
+    if train is None:
         return task
     # The class that an export has for PyTorch is of BERT, whose classes have no prefix.
     if source is None or ARCHITECTURES[source.config.architecture].hf_prefix:
@@ -50,10 +50,10 @@ def of_pairs(task: Task, settings: ClassifySettings, source: models.Source | Non
     pairs_of(train.labels["labels"], settings.seed)  # raises before the model is built
     return replace(
         task,
-        draw=partial(draw, train),
+        draw=draw,
         reader=PackReader,
         prepare=partial(add_candidates, contrast),
-        fit=partial(fit, source, train),
+        fit=partial(fit, cache(partial(_vectors_of, source))),
     )
 
 
@@ -82,11 +82,18 @@ def pairs_of(labels: Column, seed: int) -> Ints64:
     return np.concatenate(turns)[:PAIRS].reshape(-1)
 
 
-def fit(source: models.Source, train: Features, weights: Mapping[str, Value]) -> None:
-    """Set the classifier to the `regression` on the vectors of the training texts by the encoder of `weights`."""
+def _vectors_of(source: models.Source) -> Embedding:
     predictor = open_vectors(source, warns=False)
     mean = predictor.settings.model_copy(update={"pooling": "mean"})
-    predictor = replace(predictor, settings=mean)
+    return replace(predictor, settings=mean)
+
+
+def fit(opened: Callable[[], Embedding], train: Features, weights: Mapping[str, Value]) -> None:
+    """Set the classifier to the `regression` on the vectors of the training texts by the encoder of `weights`.
+
+    A model is `opened` once, since TensorFlow warns of a function that is traced anew for each fold.
+    """
+    predictor = opened()
     for name, weight in named_weights(predictor.model.blocks).items():
         weight.assign(weights[name].numpy())
     vectors = predictor.of_examples(train, ["train_file"] * len(train))

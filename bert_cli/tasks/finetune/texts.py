@@ -123,9 +123,9 @@ def build(
         baselines=partial(_baselines, sets, METRICS, source, weights, folds),
         halves=settings.do_validation and settings.validation_file is None and folds is None,
         has_several_labels=labels.ndim == 2,
+        folds=folds,
     )
-    of_kind = partial(of_pairs, settings=settings, source=source)
-    return of_kind(task) if folds is None else task.in_folds(folds, of_kind)
+    return of_pairs(task, settings, source) if settings.few else task
 
 
 def _read(
@@ -153,7 +153,8 @@ def _read(
     if not settings.do_validation:
         return {"train": train}, None
     remarks = _listed(train.remarks)
-    if settings.may_fold and len(train) < FOLDED:
+    chooses = settings.evaluate_every_steps or settings.early_stop or settings.distillation.teacher
+    if len(train) < FOLDED and settings.held_out_fraction is None and not chooses:
         if not settings.do_training:
             remedy = "pass a --validation-file, or the --held-out-fraction of its training"
             raise ConfigError(str(train_file), "has no rows that no fold trained on", remedy)
@@ -228,7 +229,7 @@ def _evaluate(
         width = max(len(cell) for row in cells for cell in row)
         table = "\n".join([title, *("  ".join(f"{c:>{width}}" for c in row) for row in cells)])
     samples = _score(METRICS, sets, {"validation": answers})
-    return Result(samples, write, table, decision=None if stored else decision)
+    return Result(samples, write, table, decision=decision)
 
 
 def _decided(
@@ -354,12 +355,13 @@ def _baselines(
     labels = train.labels
     assert labels is not None
     names = [name for name in sets if name.startswith("validation")]
-    texts = [text for name in ("train", *names) for text in sets[name].joined]
-    parts = [(np.arange(len(train)), np.arange(len(train), len(texts)))]
-    if folds is not None:
-        texts = train.joined
-        every = range(folds.max() + 1)
-        parts = [(np.flatnonzero(folds != n), np.flatnonzero(folds == n)) for n in every]
+    texts = train.joined
+    both = folds is not None
+    if folds is None:
+        texts = [*texts, *(text for name in names for text in sets[name].joined)]
+        folds = np.repeat([-1, 0], [len(train), len(texts) - len(train)])
+    numbers = range(folds.max() + 1)
+    parts = [(np.flatnonzero(folds[: len(train)] != n), folds == n) for n in numbers]
     inputs: dict[str, Any] = {}
     if train.label_names is not None:
         if simple.takes_long(train.joined, labels):
@@ -369,7 +371,7 @@ def _baselines(
         if len(train) < FEW and source is not None:
             asked = [Input("texts", {"text": text}) for text in texts]
             inputs["vectors of the start"], _ = open_vectors(source, warns=False).of_texts(asked)
-    usual = [simple.most_frequent(labels[rows], len(tested)) for rows, tested in parts]
+    usual = [simple.most_frequent(labels[rows], tested.sum()) for rows, tested in parts]
     columns = {"mean" if train.label_names is None else "majority class": usual}
     for name, values in inputs.items():
         columns[f"regression on {name}"] = [
@@ -381,14 +383,13 @@ def _baselines(
             )
             for rows, tested in parts
         ]
-    places = np.argsort(np.concatenate([tested for _, tested in parts]))
+    places = np.argsort(np.argsort(folds[folds >= 0], kind="stable"))
     ends = np.cumsum([len(sets[name]) for name in names])[:-1]
     results: dict[str, Result] = {}
     for name, predicted in columns.items():
         column = np.concatenate(predicted)[places]
         answers = dict(zip(names, np.split(column, ends), strict=True))
         if labels.ndim == 2:
-            both = folds is not None
             answers = {n: _decided(sets[n], odds, both=both)[1] for n, odds in answers.items()}
         results[name] = Result(_score(metrics, sets, answers))
     return results

@@ -11,10 +11,11 @@ import statistics
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -49,13 +50,15 @@ from bert_cli.tasks.model.models import Source
 from bert_cli.tasks.model.opened import head_of
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import train
+from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.job import Draft, Job, Steps, choose_layout, take_devices
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
 from bert_cli.tasks.run.start import Folder, Start
 from bert_cli.tasks.run.task import FOLD, SAME, Result, Scorer, Task, compare, kept_baselines
 from bert_cli.tasks.run.teacher import label_order, with_teacher
+from bert_cli.text import count
 from bert_cli.train import card, checkpoint, scores
-from bert_cli.train.loop import StoppedWhileScoringError
+from bert_cli.train.loop import StoppedError
 
 Settings = TypeVar("Settings", bound=FinetuneSettings)
 Build = Callable[[Settings, TextTokenizer, Source | None], Task]
@@ -63,17 +66,16 @@ Build = Callable[[Settings, TextTokenizer, Source | None], Task]
 
 def run(settings: FinetuneSettings, steps: Steps) -> None:
     """Fine-tune and score, with the number of seeds in the settings. A request to stop saves and returns."""
-    stopped = False
     with ExitStack() as stack:
         draft = Draft(settings, stack)
         draft.take(steps)
-        if settings.do_training:
-            in_folds = bool(draft.task.folds) and draft.order.saves
-            stopped = _train_folds(draft) if in_folds else _train_seeds(draft)
-        else:
-            _only_score(draft)
-    if stopped and settings.exit_code_when_stopped:
-        raise SystemExit(settings.exit_code_when_stopped)
+        try:
+            (_train_seeds if settings.do_training else _only_score)(draft)
+        except StoppedError:
+            if not settings.do_training:  # there is nothing to continue
+                raise KeyboardInterrupt from None
+            if settings.exit_code_when_stopped:
+                raise SystemExit(settings.exit_code_when_stopped) from None
 
 
 # --- the steps from an order to a task
@@ -225,84 +227,65 @@ def _another_model(source: Source, problem: str) -> ConfigError:
 # --- training
 
 
-class Trained(NamedTuple):
-    """A seed's trained model."""
-
-    result: Result
-    """Its reported scores, empty if nothing is scored."""
-    examples: str = ""
-    """The fingerprint of the training examples, the same for all seeds but with `--few`, whose pairs a seed draws."""
-    best: Path = Path()
-    """Its best checkpoint."""
-
-
-def _train_seeds(draft: Draft[FinetuneSettings]) -> bool:
-    """Train with each seed; return whether a request stopped it."""
-    task = draft.task
+def _train_seeds(draft: Draft[FinetuneSettings]) -> None:
+    """Train with each seed or, after the folds, on all examples. Raises StoppedError on a request to stop."""
     order = draft.order
-    start = draft.start
+    in_folds = draft.task.folds is not None
+    if in_folds and order.saves:
+        draft.task = _tested_in_folds(draft)
+    seeds = 1 if in_folds else order.seeds
     scored = []
-    for seed in range(order.seed, order.seed + order.seeds):
-        if order.seeds > 1:  # each has its folders
+    for seed in range(order.seed, order.seed + seeds):
+        part = draft
+        if seeds > 1:
             print_line(f"seed {seed}:")
-            _take_part(draft, order, start, seed, f"seed_{seed}")
-        trained = _train_and_score(draft)
-        if trained is None:
-            return True
-        if trained.result.samples:
-            scored.append(trained)
-            if order.seeds > 1:
-                task.print_scores(trained.result)
+            part = _part_of(draft, seed, f"seed_{seed}")
+        result = _train_and_score(part)
+        if result.samples:
+            scored.append(result)
+            if seeds > 1:
+                draft.task.print_scores(result)
+        draft.plan = part.plan
     if scored:
-        _report(order, task, scored, draft.mesh.processes.rank)
-    return False
+        _report(order, draft.task, scored, draft.processes.rank)
 
 
-def _take_part(
-    draft: Draft[FinetuneSettings], order: FinetuneSettings, start: Start, seed: int, name: str
-) -> None:
-    """Let the draft be of a part of the order, with a seed and with folders of its own in those of the order."""
-    paths = {n: getattr(order, n) for n in ("save_ckpt_path", "tensorboard_dir")}
+def _part_of(draft: Draft[FinetuneSettings], seed: int, name: str) -> Draft[FinetuneSettings]:
+    """Return the draft with another seed, and with folders of its own in those of the order."""
+    part = copy(draft)
+    paths = {n: getattr(draft.order, n) for n in ("save_ckpt_path", "tensorboard_dir")}
     changes = {field: path and path / name for field, path in paths.items()}
-    draft.order = order.model_copy(update={"seed": seed, **changes})
-    draft.start = replace(start, folder=Folder(draft.order.save_ckpt_path))
+    part.order = draft.order.model_copy(update={"seed": seed, **changes})
+    part.start = replace(draft.start, folder=Folder(part.order.save_ckpt_path))
+    return part
 
 
-def _train_folds(draft: Draft[FinetuneSettings]) -> bool:
-    """Test each fold, then train on all examples, which the folds score; return whether a request stopped it.
-
-    No score chooses a checkpoint: the last of each training is taken.
-    """
+def _tested_in_folds(draft: Draft[FinetuneSettings]) -> Task:
+    """Test each fold, and return the task with their scores. Raises StoppedError on a request to stop."""
     task = draft.task
-    order = draft.order
-    start = draft.start
-    logits = np.zeros((sum(len(rows) for _, rows in task.folds), task.labels), np.float32)
-    try:
-        for number, (draft.task, rows) in enumerate(task.folds):
-            print_line(f"fold {number + 1} of {len(task.folds)}, which tests {len(rows):,} rows:")
-            _take_part(draft, order, start, order.seed + number, f"fold_{number + 1}")
-            logits[rows] = _answers_of_fold(resolve(draft))
-    except StoppedWhileScoringError:
-        return True
+    folds = task.folds
+    assert folds is not None
+    job = resolve(copy(draft))
+    train.describe_run(job)
+    draft.plan = job.plan
+    if newest := draft.start.folder.newest:
+        checkpoint.refuse_another_run(newest, job.fixed, job.record)
+    logits = np.zeros((len(folds), task.labels), np.float32)
+    size = folds.max() + 1
+    for number in range(size):
+        tested = folds == number
+        print_line(f"fold {number + 1} of {size} tests {count(tested.sum(), 'row')}:")
+        part = _part_of(draft, draft.order.seed + number, f"fold_{number + 1}")
+        part.task = task.of_fold(tested)
+        logits[tested] = _answers_of_fold(resolve(part))
     print_line("the training on all rows:")
-    draft.task = task
-    draft.order = order
-    draft.start = start
-    with ExitStack() as locks:
-        job = resolve(draft)
-        built, finished = train.run_training(job, locks)
-        if not finished:
-            return True
-        path = job.folder / checkpoint.checkpoint_name(built.state.step)
-        note = f", each row by one of {len(task.folds)} models, which had not learned it"
-        result = replace(task.evaluate({FOLD: logits}), note=note)
-        _keep(path, built.engine, Scorer(order, task, draft.stop), result)
-    _report(order, task, [Trained(result, job.stream.fingerprint, path)], draft.processes.rank)
-    return False
+    note = f", each row by one of {size} models, which had not learned it"
+    result = replace(task.evaluate({FOLD: logits[folds >= 0]}), note=note)
+    return replace(task, evaluate=lambda _: result)
 
 
 def _answers_of_fold(job: Job) -> Floats32 | float:
-    """Return the logits of the examples that a fold tests, on rank 0. Raises StoppedWhileScoringError on a stop.
+    """Return the logits of the examples that a fold tests, on rank 0. Raises StoppedError on a stop.
 
     They are kept in place of the fold's folder, so that the same command does not train it again.
     """
@@ -312,9 +295,7 @@ def _answers_of_fold(job: Job) -> Floats32 | float:
     # Decided by rank 0: a file may appear later on another host.
     if not group.broadcast([kept.is_file()])[0]:
         with ExitStack() as locks:
-            built, finished = train.run_training(job, locks)
-            if not finished:
-                raise StoppedWhileScoringError
+            built = _train_to_end(job, locks)
             scorer = Scorer(job.order, job.task, job.stop)
             logits = scorer.logits(built.engine, job.task.development)
             if group.rank == 0:
@@ -327,66 +308,68 @@ def _answers_of_fold(job: Job) -> Floats32 | float:
     return answers
 
 
+def _train_to_end(job: Job, locks: ExitStack) -> Run:
+    """Train; raises StoppedError on a request to stop before the end."""
+    built, finished = train.run_training(job, locks)
+    if not finished:
+        raise StoppedError
+    return built
+
+
 def resolve(draft: Draft[Any], scorer: Scorer | None = None) -> Job:
     """Return the training run of one seed, which `scorer` scores."""
     order = draft.order
     task = draft.task
     assert task.train is not None
-    examples = task.train if task.draw is None else task.draw(order.seed)
+    examples = task.train if task.draw is None else task.draw(task.train, order.seed)
     plan, reader, sample = open_features(order, examples, draft.mesh, task.reader)
     per_epoch = -(-reader.epoch_size // plan.examples_per_step)
     draft.extend_vocabulary()
+    is_described = draft.plan is not None
+    draft.plan = plan
     return replace(
         draft.job(plan, reader, sample),
+        is_described=is_described,
         evaluate=None if scorer is None else scorer.evaluate,
         evaluate_every=order.evaluate_every_steps or per_epoch,
         early_stop=order.early_stop,
     )
 
 
-def _train_and_score(draft: Draft[FinetuneSettings]) -> Trained | None:
-    """Train and score one seed; return None if it did not reach its end."""
+def _train_and_score(draft: Draft[FinetuneSettings]) -> Result:
+    """Train and score one seed. Raises StoppedError on a request to stop."""
     order = draft.order
     scorer = Scorer(order, draft.task, draft.stop)
+    in_folds = (
+        draft.task.folds is not None
+    )  # which have scored before: no score chooses a checkpoint
     with ExitStack() as locks:
-        job = resolve(draft, scorer if order.do_validation else None)
-        built, finished = train.run_training(job, locks)
+        job = resolve(draft, scorer if order.do_validation and not in_folds else None)
+        built = _train_to_end(job, locks)
         engine = built.engine
-        if not finished:
-            return None
         folder = order.save_ckpt_path
-        step = -1
+        step = built.state.step if in_folds else -1
         if order.dry_run or not order.do_validation or folder is None:
-            return Trained(Result())
+            return Result()
         # Decided by rank 0: a file may appear later on another host.
-        if engine.group.rank == 0 and (best := checkpoint.best_checkpoint(folder)):
+        if job.evaluate and engine.group.rank == 0 and (best := checkpoint.best_checkpoint(folder)):
             step = checkpoint.step_of(best)
         step = int(engine.group.broadcast([step])[0])
         path = folder / checkpoint.checkpoint_name(step)
-        try:
-            models.load_weights(models.find_source(str(path)), built.state.weights)
-            is_best = scorer.best is not None and scorer.best[0] == step
-            result = scorer.result if is_best else scorer.score(engine)
+        models.load_weights(models.find_source(str(path)), built.state.weights)
+        is_best = scorer.best is not None and scorer.best[0] == step
+        result = scorer.result if is_best else scorer.score(engine)
+        if not in_folds:
             print_line(f"run: the best checkpoint is {path}; its scores follow")
-            result = scorer.reported(result)
-            _keep(path, engine, scorer, result)
-        except StoppedWhileScoringError:
-            print_line("run: stopped before its end; the same command scores the trained model")
-            return None
-    result = replace(result, note=result.note or SAME)
-    return Trained(result, job.stream.fingerprint, path)
-
-
-def _keep(path: Path, engine: Engine, scorer: Scorer, result: Result) -> None:
-    """Write a result into the folder of the run, and what it has chosen into the checkpoint."""
-    _write(path.parent, engine, scorer, result)
-    chosen = {}
-    if engine.group.rank == 0 and result.decision is not None:
+        result = scorer.reported(result)
+        _write(folder, engine, scorer, result)
         chosen = result.decision.model_dump(exclude_defaults=True)
-    if chosen:
-        text = json.dumps(with_checksum(chosen), indent=1)
-        add_to_checkpoint(path, DECISION, text.encode())
-        card.add_section(path, card.decision_section(chosen))
+        if chosen and engine.group.rank == 0:
+            text = json.dumps(with_checksum(chosen), indent=1)
+            add_to_checkpoint(path, DECISION, text.encode())
+            card.add_section(path, card.decision_section(chosen))
+    note = result.note or SAME
+    return replace(result, note=note, checkpoint=path, trained_on=job.stream.fingerprint)
 
 
 def open_features(
@@ -407,15 +390,13 @@ def open_features(
     return plan, reader, sample
 
 
-def _report(order: FinetuneSettings, task: Task, scored: Sequence[Trained], rank: int) -> None:
+def _report(order: FinetuneSettings, task: Task, results: Sequence[Result], rank: int) -> None:
     """Print the baselines, then the scores of a seed or the mean of several, and last whether a baseline is as good."""
-    results = [trained.result for trained in scored]
     warning = ""
     assert order.save_ckpt_path is not None
     if order.baselines and task.baselines and rank == 0:
-        baselines = kept_baselines(task, order.save_ckpt_path, scored[0].examples)
-        best = [trained.best for trained in scored]
-        warning = compare(results, baselines, task.best, best, halves=task.halves)
+        baselines = kept_baselines(task, order.save_ckpt_path, results[0].trained_on)
+        warning = compare(results, baselines, task.best, halves=task.halves)
     if len(results) == 1:
         task.print_scores(results[0])
     else:
@@ -440,7 +421,7 @@ def _report(order: FinetuneSettings, task: Task, scored: Sequence[Trained], rank
 
 
 def _only_score(draft: Draft[FinetuneSettings]) -> None:
-    """Score a model without training. Raises KeyboardInterrupt on a request to stop: there is nothing to save."""
+    """Score a model without training. Raises StoppedError on a request to stop."""
     source = draft.start.source
     assert source is not None
     task = draft.task
@@ -453,11 +434,8 @@ def _only_score(draft: Draft[FinetuneSettings]) -> None:
         raise _another_model(source, problem)
     scorer = Scorer(order, task, draft.stop, label_order(source, task.label_names))
     print_line(f"run: scores {source.folder}")
-    try:
-        result = scorer.reported(scorer.score(engine))
-        _write(draft.order.save_ckpt_path, engine, scorer, result)
-    except StoppedWhileScoringError:
-        raise KeyboardInterrupt from None
+    result = scorer.reported(scorer.score(engine))
+    _write(draft.order.save_ckpt_path, engine, scorer, result)
     task.print_scores(result)
 
 

@@ -64,6 +64,8 @@ class Job:
     """Evaluations in a row without a better score after which the run ends."""
     unigram_entropy: float | None = None
     """Unigram entropy of the masked tokens, None if it cannot be compared with the loss."""
+    is_described: bool = False
+    """Whether a plan was printed before, as that of another seed or of the folds."""
     unsaved_steps: int = 2
     """Steps of a run that saves nothing."""
 

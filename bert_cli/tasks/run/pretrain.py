@@ -41,7 +41,8 @@ def run(settings: PretrainSettings) -> None:
                 examples = f"{job.stream.fingerprint} {samples['mlm_loss'].examples.digest}"
                 baselines = kept_baselines(job.task, job.folder, examples)
                 saved = job.folder / checkpoint_name(built.state.step)
-                if warning := compare([Result(samples)], baselines, "mlm_loss", [saved]):
+                model = Result(samples, checkpoint=saved)
+                if warning := compare([model], baselines, "mlm_loss"):
                     print_error(warning)
     if not finished and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)

@@ -161,8 +161,8 @@ def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
         nonlocal saved
         if saved == state.step:
             return
-        if job.task.fit is not None:
-            job.task.fit(state.weights)
+        if job.task.fit is not None and job.task.train is not None:
+            job.task.fit(job.task.train, state.weights)
         _check_same_weights(group, state)
         if run.is_first_rank:
             writer.start(partial(write, copy_state(state)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_cli.arrays import Bools, Floats32, Ints, Ints64
+from bert_cli.arrays import Bools, Floats32, Ints
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.finetune.features import FeatureReader, Features, by_length, outputs_of
 from bert_cli.data.finetune.labels import Decision
@@ -22,7 +22,7 @@ from bert_cli.processes import print_line
 from bert_cli.statistics import Examples, Sample, Score, describe, difference, intervals
 from bert_cli.text import count
 from bert_cli.train import card, scores
-from bert_cli.train.loop import Prepare, Step, StoppedWhileScoringError
+from bert_cli.train.loop import Prepare, Step, StoppedError
 
 Logits = Mapping[str, Floats32]
 """Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
@@ -45,12 +45,16 @@ class Result:
     """Printed before the scores."""
     run_files: Mapping[str, JSONObject] = field(default_factory=dict)
     """JSON files for the run's folder, which `bert predict` needs besides the model."""
-    decision: Decision | None = None
+    decision: Decision = field(default_factory=Decision)
     """What the examples have chosen of the model's answers, which is stored with the model."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers of examples that are written like scores."""
     note: str = ""
     """What the scores are of."""
+    checkpoint: Path | None = None
+    """The model that is scored."""
+    trained_on: str = ""
+    """The fingerprint of its examples, the same for all seeds but with `--few`, whose pairs a seed draws."""
 
     @cached_property
     def intervals(self) -> Mapping[str, Score]:
@@ -103,40 +107,35 @@ class Task:
     """Computes the results of simple methods on the development sets, by their names."""
     prepare: Prepare = Step.prepare
     reader: type[FeatureReader] = FeatureReader
-    draw: Callable[[int], Features] | None = None
-    """Returns the examples that a run with a seed trains on, instead of `train`."""
-    fit: Callable[[Mapping[str, Value]], None] | None = None
-    """Sets the weights that no step trains, from the others, before the model is scored."""
+    draw: Callable[[Features, int], Features] | None = None
+    """Returns the examples that a run with a seed trains on, from `train`."""
+    fit: Callable[[Features, Mapping[str, Value]], None] | None = None
+    """Sets the weights that no step trains, from `train` and the others, before the model is scored."""
     digits: int = 17
     """Decimals of the printed scores; files have all."""
     halves: bool = False
     """Whether half of the development set chooses the checkpoint and the other half reports its scores."""
     has_several_labels: bool = False
     """Whether an example may have several of the labels, or none."""
-    folds: Sequence[tuple["Task", Ints64]] = ()
-    """Trainings that each test a part of the held-out examples, by its numbers, before the one on all examples."""
+    folds: Ints | None = None
+    """The fold [n] that tests each text of `train`, before the training on all; -1 for a text that no fold tests."""
 
     @property
     def fingerprint(self) -> str:
         """Return what names the examples that are scored."""
         sets = self.development.values()
-        return " ".join([self.held_out, *(part.fingerprint for part in sets)])
+        return " ".join([self.held_out, *(part.fingerprint for part in sets), str(self.folds)])
 
-    def in_folds(self, folds: Ints, of_kind: Callable[["Task"], "Task"]) -> "Task":
-        """Return the task with a task for each of `folds` [n], which does not train on it; -1 is not tested."""
-        examples = self.train
-        assert examples is not None
-        parts = []
-        for fold in range(folds.max() + 1):
-            tested = {FOLD: examples.of_texts(folds == fold)}
-            part = replace(self, train=examples.of_texts(folds != fold), development=tested)
-            parts.append((of_kind(part), np.flatnonzero(folds[folds >= 0] == fold)))
-        return replace(of_kind(self), folds=parts)
+    def of_fold(self, tested: Bools) -> "Task":
+        """Return the task of the fold that tests a mask of texts [n] and trains on the others."""
+        assert self.train is not None
+        development = {FOLD: self.train.of_texts(tested)}
+        return replace(self, train=self.train.of_texts(~tested), development=development)
 
     def print_scores(self, result: Result) -> None:
         """Print scores as a line with intervals and a note, and as a line of JSON."""
         rows = min((score.n for score in result.intervals.values()), default=FEW_ROWS)
-        if (self.halves or self.folds) and self.label_names and rows < FEW_ROWS:
+        if (self.halves or self.folds is not None) and self.label_names and rows < FEW_ROWS:
             known = "with 100, an accuracy of 0.8 is known to within 0.08"
             remedy = "label more rows"
             if self.halves:
@@ -165,7 +164,7 @@ class Scorer:
     def evaluate(self, engine: Engine, step: int) -> Mapping[str, Sample]:
         """Return the scores that choose the checkpoint, of the current weights.
 
-        Raises StoppedWhileScoringError on a request to stop.
+        Raises StoppedError on a request to stop.
         """
         result = self.score(engine)
         choosing = result.half(choosing=True) if self.task.halves else result
@@ -216,7 +215,8 @@ class Scorer:
 
         for first in range(0, len(batches), group.world_size):
             if group.all_reduce([self.stop()])[0]:
-                raise StoppedWhileScoringError
+                print_line("run: stopped while scoring; the same command scores the model")
+                raise StoppedError
             mine = batches[first : first + group.world_size][group.rank : group.rank + 1]
             for numbers, _, (values,) in outputs_of(features, mine, predict, shape):
                 features.put(logits, numbers, values)
@@ -245,11 +245,10 @@ def compare(
     models: Sequence[Result],
     baselines: Mapping[str, Result],
     best: str,
-    saved: Sequence[Path] = (),
     *,
     halves: bool = False,
 ) -> str:
-    """Print baselines, and write them into the cards of the `saved` checkpoints.
+    """Print baselines, and write them into the cards of the models' checkpoints.
 
     Return a warning if the mean of the models does not beat the best of them by a score, otherwise "". With `halves`,
     as of `Task`, one half chooses the best: on the half of the models' scores it would be the luckiest.
@@ -277,7 +276,7 @@ def compare(
     model = f"the mean of {len(models)} seeds" if len(models) > 1 else "the model"
     verdict = f"{model} {beats} the baseline '{ranked[-1]}': its gain in {best} is {gain:.4f}"
     rows = {name: f"{best} {baselines[name].intervals[best]:.4f}" for name in ranked}
-    for path in saved:
+    for path in filter(None, (each.checkpoint for each in models)):
         card.add_section(path, f"{card.table(card.BASELINES, rows)}\n\nResult: {verdict}.\n")
     if gain.low > 0:
         print_line(verdict)

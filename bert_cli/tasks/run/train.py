@@ -26,7 +26,7 @@ from bert_cli.tasks.run.job import Job
 from bert_cli.text import count, format_duration
 from bert_cli.train import checkpoint, health, history, metrics, scores
 from bert_cli.train.checkpoint import METRICS, checkpoint_name
-from bert_cli.train.loop import BackgroundWriter, Every, Hook, Info, StoppedWhileScoringError, train
+from bert_cli.train.loop import BackgroundWriter, Every, Hook, Info, StoppedError, train
 from bert_cli.train.metrics import HELD_OUT, Forecast, Pace, ProgressBar
 
 Timer = Callable[[Run], Hook]
@@ -41,7 +41,8 @@ def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tupl
     began = time.monotonic()
     plan = job.plan
     saves = job.order.saves
-    _describe(job)
+    if not job.is_described:
+        describe_run(job)
     engine, state, step = build.build_run(job.order, job.mesh, job.plan, job.task.labels)
     step.prepare = job.task.prepare
     step.stop_requested = job.stop
@@ -97,7 +98,7 @@ def _check_updates(run: Run) -> None:
         raise DeviceError(f"run ({count(scale.skipped, 'step')})", problem, remedy)
 
 
-def _describe(job: Job) -> None:
+def describe_run(job: Job) -> None:
     """Print the plan of the run and its warnings."""
     mesh = job.mesh
     lines = layout.describe_layout(job.order)
@@ -258,8 +259,7 @@ def _evaluate(run: Run, info: Info) -> None:
     assert evaluate is not None
     try:
         samples = evaluate(run.engine, info.step)
-    except StoppedWhileScoringError:
-        print_line(f"step {info.step}: not scored; the same command scores it")
+    except StoppedError:
         return
     scored = statistics.intervals(samples)
     info.metrics.update({f"{HELD_OUT}{name}": score.value for name, score in scored.items()})

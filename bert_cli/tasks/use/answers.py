@@ -61,7 +61,7 @@ def writer(
     with report_failure(f"output ({path})", "written", "choose another place"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as partial, partial.open("w", encoding="utf-8", newline="") as out:
-            if path.suffix.lower() == ".jsonl":
+            if suffix(path) == ".jsonl":
                 yield lambda row: out.write(json.dumps(row, ensure_ascii=False) + "\n")
                 return
             table = csv.writer(out, delimiter=delimiter)
@@ -69,24 +69,20 @@ def writer(
 
             def write(row: JSONObject) -> None:
                 cells = _cells(map(row.get, names), f"output ({path}, row {next(numbers)})", path)
-                if _is_tsv(path):
+                if suffix(path) == ".tsv":
                     out.write("\t".join(cells) + "\n")
                 else:
                     table.writerow(cells)
 
-            if not _is_tsv(path):
+            if suffix(path) != ".tsv":
                 out.write(mark)
             write(dict(zip(names, names, strict=True)))
             yield write
 
 
-def is_table(path: Path | None) -> bool:
-    """Return whether a file of answers has columns."""
-    return path is not None and path.suffix.lower() != ".jsonl"
-
-
-def _is_tsv(path: Path | None) -> bool:
-    return path is not None and path.suffix.lower() == ".tsv"
+def suffix(path: Path | None) -> str:
+    """Return the end of a file's name, which decides its form; "" for standard output, which has JSON lines."""
+    return "" if path is None else path.suffix.lower()
 
 
 def _cells(values: Iterable[object], where: str, path: Path | None) -> list[str]:
@@ -94,7 +90,7 @@ def _cells(values: Iterable[object], where: str, path: Path | None) -> list[str]
     cells = [*map(_cell, values)]
     for cell in cells:
         check_text(cell, where)
-        if _is_tsv(path) and {*cell} & {*"\t\r\n"}:
+        if suffix(path) == ".tsv" and {*cell} & {*"\t\r\n"}:
             problem = f"a .tsv holds no tab and no line break, as in {cell[:40]!r}"
             raise DataError(where, problem, "pass --output with a .csv")
     return cells

@@ -82,7 +82,8 @@ def run(settings: PredictSettings) -> None:
     needed = settings.text_column or kind.FIELDS
     key = ""
     columns: dict[str, str] = {}  # of a table's probabilities, one for each label
-    if answers.is_table(settings.output) and (key := added.pop("probabilities", "")):
+    is_table = answers.suffix(settings.output) not in ("", ".jsonl")
+    if is_table and (key := added.pop("probabilities", "")):
         labels = predictor.model.label_names or ()
         columns = {of: opened.name_beside(f"probability of {of}", taken) for of in labels}
     names = [*shown, *added.values(), *columns.values()]

@@ -88,11 +88,19 @@ def test_a_run_resumes_bit_for_bit_and_its_scores_are_found_again(base, trained,
     assert bert(*words).last == scores_of(trained)
 
 
-def test_each_seed_trains_on_pairs_of_its_own(base, tmp_path):
+def test_each_seed_trains_on_pairs_of_its_own_by_a_model_that_is_opened_once(
+    base, tmp_path, monkeypatch
+):
+    opened = []
+    real = few.open_vectors
+    monkeypatch.setattr(
+        few, "open_vectors", lambda *of, **how: opened.append(1) or real(*of, **how)
+    )
     words = ["--seeds", "2", "--num-epochs", "0.1"]
     assert main(arguments(base, tmp_path, *words)) == 0
     states = [json.loads(path.read_text()) for path in tmp_path.glob("seed_*/step_*/state.json")]
     assert len({state["fixed"]["corpus"] for state in states}) == 2
+    assert opened == [1]
 
 
 def test_pairs_are_of_one_label_and_bounded():

@@ -225,7 +225,7 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     with monkeypatch.context() as patched, pytest.raises(SystemExit, match="75"):
         patched.setattr(task, "by_length", with_a_signal)
         main([*arguments(base, run), "--exit-code-when-stopped", "75"])
-    assert "step 10: not scored" in capsys.readouterr().out
+    assert "stopped while scoring; the same command scores the model" in capsys.readouterr().out
     assert [path.name for path in complete_checkpoints(run)] == ["step_00000010"]
     assert "continues from" in bert(*arguments(base, run)).out
     assert_same_end(run, trained)

@@ -59,21 +59,22 @@ def test_each_text_is_tested_once_and_no_copy_of_it_is_learned_in_its_fold(base,
     settings = {"train_file": base / "train.csv", "cache_dir": None, "max_seq_length": 16}
     settings = ClassifySettings.model_validate(settings | {"doc_stride": stride})
     task = texts.build(settings, read_tokenizer(base / "model"), None)
-    places = np.concatenate([rows for _, rows in task.folds])
-    assert len(task.folds) == 5 and sorted(places.tolist()) == [*range(69)]
+    assert replace(task, folds=task.folds[::-1]).fingerprint != task.fingerprint
+    sizes = np.bincount(task.folds)
+    assert sizes.sum() == 69 and len(sizes) == 5
 
     def words_of(part):
         return {part.batch(np.array([n]), 16)["input_ids"].tobytes() for n in range(len(part))}
 
-    sizes = [len(rows) for _, rows in task.folds]
     assert max(sizes) <= min(sizes) + 4
-    for part, rows in task.folds:
+    for number, size in enumerate(sizes):
+        part = task.of_fold(task.folds == number)
         tested = part.development["validation"]
         if stride is None:
             assert not words_of(part.train) & words_of(tested)
             assert words_of(part.train) | words_of(tested) == words_of(task.train)
         else:
-            assert tested.owner.max() + 1 == len(rows) == 69 - (part.train.owner.max() + 1)
+            assert tested.owner.max() + 1 == size == 69 - (part.train.owner.max() + 1)
         assert len(part.train) + len(tested) == len(task.train)
 
 
@@ -145,7 +146,18 @@ def test_a_killed_run_continues_and_ends_as_one_that_was_not(base, trained, caps
     (name,) = kept
     assert (again / name).stat().st_mtime_ns == kept[name]
     assert not [path for path in again.glob("fold_*") if path.is_dir()]
-    assert "nothing to do" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "nothing to do" in printed and printed.count("plan:") == 2
+
+
+def test_the_folder_of_another_run_is_refused_before_a_fold_is_trained(base, trained, capsys):
+    lines = (base / "train.csv").read_text().splitlines(keepends=True)
+    (base / "other.csv").write_text("".join(lines[:-1]))
+    words = ["--train-file", str(base / "other.csv"), "--seeds", "3"]
+    assert main([*arguments(base, trained), *words]) == 4
+    printed = capsys.readouterr()
+    assert "belongs to a run with other settings: corpus" in printed.err
+    assert "fold 1" not in printed.out and not (trained / "fold_1").exists()
 
 
 def test_each_half_of_texts_with_several_labels_is_answered_by_thresholds_of_the_other():
