@@ -350,7 +350,7 @@ class Predictor:
         import tensorflow as tf
 
         shapes = {name: tf.TensorSpec([None, None], tf.int32, name=name) for name in self.COLUMNS}
-        return tf.function(self.outputs, input_signature=[shapes], autograph=False)
+        return tf.function(partial(self.outputs), input_signature=[shapes], autograph=False)
 
     def batches(self, features: Features, where: Sequence[str]) -> Iterator[tuple[Any, Any, Any]]:
         """Yield examples of similar length: their numbers, padded columns and outputs. A terminal shows the progress.

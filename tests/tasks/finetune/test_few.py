@@ -37,6 +37,18 @@ def trained(base):
     return run
 
 
+@pytest.mark.tensorflow
+def test_tensorflow_does_not_warn_of_functions_that_each_fold_makes(base, tmp_path, monkeypatch):
+    from tensorflow.python.platform import tf_logging
+
+    warned: list[object] = []
+    monkeypatch.setattr(tf_logging, "warning", lambda *words: warned.append(words))
+    words = ["classify", "--few", "--train-file", base / "train.csv", "--save-ckpt-path", tmp_path]
+    words += ["--pretrained-ckpt-path", base / "model", "--seeds", "6", "--cache-dir", "null"]
+    assert main([*map(str, words), "--max-seq-length", "40"]) == 0
+    assert not warned
+
+
 @pytest.mark.parametrize("name", ["", "step_00000008"])
 def test_the_classifier_of_each_checkpoint_is_scikit_learns_regression(name, base, trained):
     import torch
