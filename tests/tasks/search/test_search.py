@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -227,6 +228,26 @@ def test_vectors_are_those_of_predict_and_are_completed(manuals, model, monkeypa
     hits = index.ask(question, half="meaning", top=3)
     assert [hit.text for hit in hits] == expected[:3]
     assert index.ask(question)[0].title == "The film was bad, and the music fine."
+
+
+@pytest.mark.tensorflow
+def test_a_log_has_a_line_of_the_progress_a_minute_where_the_machine_slows_down(
+    manuals, model, monkeypatch
+):
+    seconds = [0.0]
+    printed: list[float] = []
+    original = Model.__call__
+
+    def slowly(self, texts, done, total):
+        seconds[0] += len(texts) * (25.0 if done < 2 else 45.0)
+        return original(self, texts, done, total)
+
+    monkeypatch.setattr(Model, "__call__", slowly)
+    monkeypatch.setattr(make, "SAMPLE", 1)
+    monkeypatch.setattr(make, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr(make, "print_line", lambda line: printed.append(seconds[0]))
+    assert main(["search", "make", "index", "manuals", "--model", str(model)]) == 0
+    assert seconds[0] > 180 and max(np.diff(printed)) <= 60
 
 
 @pytest.mark.tensorflow
