@@ -62,7 +62,7 @@ def read_texts(path: Path | None, source: models.Source, task: str) -> list[Inpu
     columns = predict.default_columns(source, path, task)
     settings = PredictSettings(model=".", input=path, text_column=columns)
     items = []
-    for item in predict.read_inputs(settings, kind, task):
+    for item in predict.read_inputs(settings, kind, task, "rename one"):
         predict.check_input(item, kind)
         if not predict.is_empty(item, kind):
             items.append(item)

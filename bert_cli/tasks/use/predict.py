@@ -30,7 +30,6 @@ from bert_cli.text import count
 from bert_cli.train.checkpoint import read_settings
 
 FIELD = "pass one by --text-column"
-COLUMN = f"name the columns in the first line, or {FIELD}"
 LINES_JUDGED = 1000
 """Lines of an input from which hard line breaks are recognised."""
 SINGLE_LABEL = "single_label_classification"
@@ -177,8 +176,13 @@ def _all_fields() -> set[str]:
 # --- inputs
 
 
-def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> Iterator[Input]:
-    """Yield the inputs in order. Raises ConfigError if there are none, DataError if they cannot be read."""
+def read_inputs(
+    settings: PredictSettings, kind: type[Predictor], task: str, remedy: str = FIELD
+) -> Iterator[Input]:
+    """Yield the inputs in order. Raises ConfigError if there are none, DataError if they cannot be read.
+
+    The `remedy` is for a table without a column of the task.
+    """
     if settings.question is not None and settings.context is not None:
         fields = {"question": settings.question, "context": settings.context}
         yield Input("--question, --context", fields)
@@ -191,7 +195,7 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
     path = settings.input
     where = "standard input" if path is None else str(path)
     if path is not None and format_by_name(path) not in (None, "plain"):
-        yield from _of_table(path, settings.text_column, kind, task)
+        yield from _of_table(path, settings.text_column, kind, task, remedy)
         return
     if settings.text_column is not None:
         raise ConfigError("text_column", f"has no effect on the lines of {where}", "leave it out")
@@ -217,7 +221,7 @@ def read_inputs(settings: PredictSettings, kind: type[Predictor], task: str) -> 
 
 
 def _of_table(
-    path: Path, columns: Sequence[str] | None, kind: type[Predictor], task: str
+    path: Path, columns: Sequence[str] | None, kind: type[Predictor], task: str, remedy: str
 ) -> Iterator[Input]:
     """Yield the inputs of a table. Its `columns`, if any, have the task's fields, in their order."""
     fields = [*kind.FIELDS, *kind.OPTIONAL]
@@ -228,7 +232,8 @@ def _of_table(
     column_of = dict(zip(fields, columns or fields, strict=False)) if has_others else {}
     remarks: Counter[str] = Counter()
     needed = columns or kind.FIELDS
-    remedy = COLUMN if format_by_name(path) in TABLES else FIELD
+    if format_by_name(path) in TABLES:
+        remedy = f"name the columns in the first line, or {remedy}"
     rows = tables.table_rows(path, needed, remarks, sorted(_all_fields()), remedy)
     yield from _of_rows(rows, column_of, kind, task, remedy)
     for remark, number in (+remarks).items():
