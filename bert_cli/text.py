@@ -1,10 +1,18 @@
 """Numbers as text, in messages and tables: counts with their noun, bytes, and durations."""
 
+from collections.abc import Mapping
+
 
 def count(number: int, what: str) -> str:
     """Return a number with its noun: 1 device, 2 devices, 1,000 micro-batches."""
     plural = "" if number == 1 else "es" if what.endswith(("ch", "ss")) else "s"
     return f"{number:,} {what}{plural}"
+
+
+def remarks_of(remarks: Mapping[str, int]) -> str:
+    """Return remarks and their numbers as the end of a line: "; 3 rows with an empty text"."""
+    text = "".join(f"; {number:,} {remark}" for remark, number in remarks.items())
+    return text.replace("; 1 rows ", "; 1 row ")
 
 
 def format_bytes(number: float) -> str:

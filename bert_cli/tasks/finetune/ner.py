@@ -21,7 +21,7 @@ from bert_cli.processes import print_line
 from bert_cli.tasks.model import models
 from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.task import Logits, Result, Task
-from bert_cli.text import count
+from bert_cli.text import count, remarks_of
 
 
 def run(settings: NerSettings) -> None:
@@ -71,8 +71,8 @@ def _features(
     features, cut = conll.word_features(sentences, tokenizer, *sizes)
     remarks = {**sentences.remarks, **cut}
     words = sum(map(len, sentences.words))
-    more = "".join(f"; {number:,} {remark}" for remark, number in remarks.items())
-    print_line(f"{name}: {count(len(sentences), 'sentence')}, {count(words, 'word')}{more}")
+    sizes_read = f"{count(len(sentences), 'sentence')}, {count(words, 'word')}"
+    print_line(f"{name}: {sizes_read}{remarks_of(remarks)}")
     return features
 
 

@@ -54,7 +54,7 @@ from bert_cli.tasks.model.opened import Input
 from bert_cli.tasks.model.vectors import open_vectors
 from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.task import Logits, Result, Task, half_of
-from bert_cli.text import count
+from bert_cli.text import count, remarks_of
 
 # Training rows, below which vectors of the start are a baseline: they cost less than an epoch and one evaluation.
 FEW = 500
@@ -152,7 +152,7 @@ def _read(
         return {"train": train, "validation": held_out}, None
     if not settings.do_validation:
         return {"train": train}, None
-    remarks = _listed(train.remarks)
+    remarks = remarks_of(train.remarks)
     chooses = settings.evaluate_every_steps or settings.early_stop or settings.distillation.teacher
     if len(train) < FOLDED and settings.held_out_fraction is None and not chooses:
         if not settings.do_training:
@@ -442,16 +442,10 @@ def features_of_texts(
     remarks = dict(examples.remarks)
     if cut := int(arrays["cut"]):
         remarks[f"longer than {settings.max_seq_length} tokens, cut"] = cut
-    more = _listed(remarks)
     features = Features.of(arrays)
     windows = "" if features.owner is None else f" in {len(features):,} windows"
-    print_line(f"{name}: {len(examples):,} {noun}{windows}{more}")
+    print_line(f"{name}: {len(examples):,} {noun}{windows}{remarks_of(remarks)}")
     return features
-
-
-def _listed(remarks: Mapping[str, int]) -> str:
-    listed_remarks = "".join(f"; {number:,} {remark}" for remark, number in remarks.items())
-    return listed_remarks.replace("; 1 rows ", "; 1 row ")
 
 
 def _write_predictions(

@@ -113,8 +113,8 @@ def find_trained(draft: Draft[FinetuneSettings], needs: Sequence[str]) -> str:
         has_other = order.tokenizer_path is not None
     if not has_other and not order.generated_dataset:
         remedies["pretrained_ckpt_path"] = f"pass --pretrained-ckpt-path MODEL, or {instead}"
-    values = order.model_dump(include={*remedies}, exclude_none=True)
-    errors = [ConfigError(n, "is missing", remedies[n]) for n in remedies if n not in values]
+    missing = (name for name in remedies if getattr(order, name) is None)
+    errors = [ConfigError(name, "is missing", remedies[name]) for name in missing]
     try:
         if order.do_training:
             check_output_paths(order)
@@ -253,8 +253,8 @@ def _train_seeds(draft: Draft[FinetuneSettings]) -> None:
 def _part_of(draft: Draft[FinetuneSettings], seed: int, name: str) -> Draft[FinetuneSettings]:
     """Return the draft with another seed, and with folders of its own in those of the order."""
     part = copy(draft)
-    paths = {n: getattr(draft.order, n) for n in ("save_ckpt_path", "tensorboard_dir")}
-    changes = {field: path and path / name for field, path in paths.items()}
+    paths = draft.order.model_dump(include={"save_ckpt_path", "tensorboard_dir"}, exclude_none=True)
+    changes = {field: path / name for field, path in paths.items()}
     part.order = draft.order.model_copy(update={"seed": seed, **changes})
     part.start = replace(draft.start, folder=Folder(part.order.save_ckpt_path))
     return part
@@ -348,7 +348,7 @@ def _train_and_score(draft: Draft[FinetuneSettings]) -> Result:
         built = _train_to_end(job, locks)
         engine = built.engine
         folder = order.save_ckpt_path
-        step = built.state.step if in_folds else -1
+        step = built.state.step
         if order.dry_run or not order.do_validation or folder is None:
             return Result()
         # Decided by rank 0: a file may appear later on another host.
@@ -357,8 +357,7 @@ def _train_and_score(draft: Draft[FinetuneSettings]) -> Result:
         step = int(engine.group.broadcast([step])[0])
         path = folder / checkpoint.checkpoint_name(step)
         models.load_weights(models.find_source(str(path)), built.state.weights)
-        is_best = scorer.best is not None and scorer.best[0] == step
-        result = scorer.result if is_best else scorer.score(engine)
+        result = scorer.result if scorer.best[0] == step else scorer.score(engine)
         if not in_folds:
             print_line(f"run: the best checkpoint is {path}; its scores follow")
         result = scorer.reported(result)
@@ -406,8 +405,12 @@ def _report(order: FinetuneSettings, task: Task, results: Sequence[Result], rank
             score = interval(*(result.samples[name] for result in results))
             values = [result.samples[name].value for result in results]
             deviation = statistics.stdev(values)
-            moments = {"mean": score.value, "standard_deviation": deviation}
-            spread[name] = {**moments, "values": values, **score.bounds}
+            spread[name] = {
+                "mean": score.value,
+                "standard_deviation": deviation,
+                "values": values,
+                **score.bounds,
+            }
             each = ", ".join(f"{value:.4f}" for value in values)
             print_line(f"  {name}: {score:.4f} +- {deviation:.4f}  ({each}); n {score.n:,}")
         if rank == 0:

@@ -157,7 +157,7 @@ class Scorer:
     """Asked between batches, since a large set takes minutes."""
     outputs: Sequence[int] | None = None
     """The model's output of each label of the task; None if the order is the same."""
-    best: tuple[int, float] | None = None
+    best: tuple[int, float] = -1, -math.inf
     """Step and score of the best result; of equal scores, the older result."""
     result: Result = field(default_factory=Result)
 
@@ -169,7 +169,7 @@ class Scorer:
         result = self.score(engine)
         choosing = result.half(choosing=True) if self.task.halves else result
         value = choosing.samples[self.task.best].value
-        if self.best is None or value > self.best[1]:
+        if value > self.best[1]:
             self.best = (step, value)
             self.result = result
         return choosing.samples
