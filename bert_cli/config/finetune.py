@@ -100,7 +100,8 @@ class FinetuneSettings(TrainSettings):
     do_validation: bool = True
     """Score on the development set after each epoch and at the end, and select the best checkpoint."""
     seeds: Positive = 1
-    """Number of runs with consecutive seeds, each in a folder seed_*; scores get a mean and standard deviation."""
+    """Number of runs with consecutive seeds, each in a folder seed_*; scores get a mean and standard deviation. Where
+    `classify` tests few rows in folds, the number of folds."""
     early_stop: Positive | None = None
     """End the training after this many evaluations in a row without a better score; by default it reaches its last
     step."""
