@@ -67,6 +67,7 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
             source = file if known in (name, file) else position
             positions.setdefault(known, {}).setdefault(source, set()).add(position)
     relevant: dict[str, set[int]] = {}
+    unknown: dict[str, str] = {}
     for where, row in tables.table_rows(path, ("question", "document"), Counter()):
         question = tables.text_of(row, "question", where)
         name = label_of(row, "document", where)
@@ -80,8 +81,8 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
         if key not in positions and (inside := _by_end_of_path(name, documents)):
             positions[key] = inside
         if key not in positions:
-            remedy = f"use a title, a file or FILE:NUMBER, such as {next(iter(positions), '')!r}"
-            raise DataError(where, f"the index has no document {name!r}", remedy)
+            unknown.setdefault(name, where)
+            continue
         if len(sources := positions[key]) > 1:
             paths: dict[str | int, str] = {n: path for n, (*_, path, _, _) in documents}
             first, second, *_ = [paths.get(source, source) for source in sources]
@@ -90,6 +91,12 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
             remedy = "use its file or FILE:NUMBER, or the absolute path of the file"
             raise DataError(where, problem, remedy)
         relevant.setdefault(question, set()).update(*sources.values())
+    if unknown:
+        first, *others = map(repr, unknown)
+        also = f" and {count(len(others), 'other')}: {', '.join(others[:10])}" if others else ""
+        remedy = f"use a title, a file or FILE:NUMBER, such as {next(iter(positions), '')!r}"
+        problem = f"the index has no document {first}{also}"
+        raise DataError(next(iter(unknown.values())), problem, remedy)
     if not relevant:
         raise DataError(str(path), "has no questions", "write one on each row")
     return relevant

@@ -475,7 +475,10 @@ def test_a_question_may_begin_with_dashes(manuals, capsys):
     ("rows", "message"),
     [
         ("question\tdocument\ndisk\tnone.txt\n", "(line 2): the index has no document 'none.txt'"),
-        ("question\tdocument\ndisk\topy.txt\n", "(line 2): the index has no document 'opy.txt'"),
+        (
+            "question\tdocument\ndisk\topy.txt\ncopy\tno\nlist\tno\n",
+            "(line 2): the index has no document 'opy.txt' and 1 other: 'no'",
+        ),
         ("question\tdocument\n?!\tMOUNT\n", "has no word"),
         ("question\tanswer\n?!\tMOUNT\n", "has no column 'document'"),
         ("question\tdocument\n", "has no questions"),
