@@ -71,6 +71,13 @@ def test_every_rule_counts_a_repeated_example_as_often_as_it_is_there(rule):
     assert few.value == (rule == "macro_f1"), "an undefined score is 0"
 
 
+def test_no_difference_of_shares_is_larger_than_1():
+    better, worse = mean_of([1, 1, 0]), mean_of([0, 0, 0])
+    assert difference([better], [worse])[:3] == pytest.approx((2 / 3, -0.7676, 1.0), abs=1e-4)
+    assert difference([worse], [better]).low == -1.0
+    assert difference([mean_of([2, 1, 0])], [worse]).high > 1.0  # no shares
+
+
 def test_groups_are_drawn_whole():
     groups = [n // 8 for n in range(80)]
     expected = scipys(VALUES.reshape(10, 8).mean(1), metric=np.mean)
