@@ -40,7 +40,8 @@ def run(settings: SearchAskSettings) -> None:
         return
     if unknown := missing(index, settings.question):
         plural = "s" if len(unknown) > 1 else ""
-        print_error(printable(f"No passage has the word{plural} {', '.join(unknown)}."))
+        end = ", so perhaps nothing fits." if hits else "."
+        print_error(printable(f"No passage has the word{plural} {', '.join(unknown)}{end}"))
     if not hits:
         print_line("No passage has a word or a phrase of the question.")
     for number, (hit, path) in enumerate(zip(hits, paths, strict=True), 1):

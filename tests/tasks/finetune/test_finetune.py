@@ -131,7 +131,7 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     base, trained, bert, capsys
 ):
     run = base / "seeds"
-    words = ["--num-epochs", "1", "--seed", "5"]
+    words = ["--num-epochs", "1", "--seed", "5", "--held-out-fraction", "0.1"]
     start = {"start": "trained", "validation": False}
     assert main(arguments(base, run, *words, "--seeds", "2", **start)) == 0
     assert all((run / f"seed_{seed}" / "predictions.jsonl").is_file() for seed in (5, 6))

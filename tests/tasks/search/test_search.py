@@ -102,6 +102,8 @@ def test_a_question_is_answered_with_title_and_place(manuals, bert, capsys):
     printed = capsys.readouterr()
     assert printed.out == "No passage has a word or a phrase of the question.\n"
     assert printed.err == "No passage has the word quagga.\n"
+    unlikely = "No passage has the word quagga, so perhaps nothing fits.\n"
+    assert bert("search", "ask", "index", "music quagga").err == unlikely
 
 
 def test_words_that_matched_are_bold_and_control_characters_are_signs(
