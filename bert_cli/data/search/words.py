@@ -166,7 +166,10 @@ def parse(question: str) -> Question:
     parts = list(OPERATOR.finditer(question))
     excluded = [exactly(part["excluded"]) for part in parts if part["excluded"]]
     exact = [exactly(part["exact"]) for part in parts if part["exact"]]
-    terms = dict.fromkeys([*exact, *map(in_any_form, words_of(OPERATOR.sub(" ", question)))])
+    asked = words_of(OPERATOR.sub(" ", question))
+    # The I of a question is the rare name of an option in manuals; groups of letters know that of vitamin C.
+    longer = [word for word in asked if len(word) > 1 or IS_UNSPACED.match(word) or word.isdigit()]
+    terms = dict.fromkeys([*exact, *map(in_any_form, longer or asked)])
     return Question(text, [term for term in terms if term != NOTHING], any_of(excluded))
 
 

@@ -8,7 +8,7 @@ from bert_cli.data.search.index import open_index, write_index
 from bert_cli.data.search.passages import Document, Passage
 
 LETTERS = ["mountain", "mounting", "river", "ice", "x12000", "x12", "é", "ÉCOLE", "ecoles", "北京"]
-QUESTION = "mounted rivers, ice x12 école é"
+QUESTION = 'mounted rivers, ice x12 école "é"'
 
 
 def add(index, draw, path):

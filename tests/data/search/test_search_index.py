@@ -117,6 +117,9 @@ def test_the_best_by_words_are_ranked_again_by_groups_of_four_letters(index, mon
         ("Model X12000 and X1200.", "x12000", ["X12000"]),
         ("The interests of an intern.", "interns", ["interests", "intern"]),
         ("The cats and the catalogue.", "cats", ["cats"]),
+        ("Mount it internally by -i.", "how do I mount it?", ["Mount", "it"]),
+        ("Vitamin C is an acid.", "C", ["C"]),
+        ("Vitamin C is an acid.", 'acid "C"', ["C", "acid"]),
     ],
 )
 def test_other_forms_of_a_word_are_found(tmp_path, text, question, marked):
