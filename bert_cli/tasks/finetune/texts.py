@@ -178,8 +178,9 @@ def _evaluate(
 ) -> Result:
     """Return the scores of the answers to the held-out texts, by the `stored` decision or one that half of them choose.
 
-    The other half keeps the temperature or not, which changes no answer; with `both`, each half is answered by the
-    other's decision. Only what is written is kept of the logits, which may be larger than the model.
+    The other half keeps the temperature or not, which changes no answer. With `both`, each half is answered by the
+    other's decision, and the model keeps that of all texts. Only what is written is kept of the logits, which may be
+    larger than the model.
     """
     held_out = sets["validation"]
     values = logits["validation"]
@@ -211,6 +212,10 @@ def _evaluate(
             decision = kept_decision(decision, values[reported], labels[reported])
         probabilities = confidences(values, decision.temperature)
         calibration = describe_calibration(decision, values[reported], labels[reported])
+    if both and stored is None and decision != Decision():
+        decision = decide(values, labels, names)
+        if calibration:
+            calibration += f"\nthe model keeps {decision.temperature:.4f}, which all texts choose"
 
     def write(folder: Path, _: Logits) -> None:
         if lines:

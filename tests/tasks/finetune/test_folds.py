@@ -19,6 +19,7 @@ from support.tiny_models import write_base
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import ClassifySettings
+from bert_cli.data.finetune.labels import best_temperature, best_thresholds
 from bert_cli.data.finetune.split import folds_of
 from bert_cli.data.finetune.tables import TextExamples, read_table
 from bert_cli.data.random import chooses
@@ -168,3 +169,20 @@ def test_each_half_of_texts_with_several_labels_is_answered_by_thresholds_of_the
         assert row not in moved
         halves[int(side)] |= moved
     assert halves[0] and halves[1] and not halves[0] & halves[1]
+    kept = texts._evaluate({"validation": rows}, None, True, {"validation": logits}).decision
+    expected = best_thresholds(labels, 1 / (1 + np.exp(-logits)))
+    assert [*kept.thresholds.values()] == pytest.approx(expected)
+
+
+def test_the_model_keeps_the_temperature_that_all_texts_choose(capsys, tmp_path):
+    drawn = np.random.default_rng(0)
+    labels = drawn.integers(0, 2, 400)
+    logits = drawn.normal(0.0, 3.0, (400, 2)).astype(np.float32)
+    logits[np.arange(400), labels] += 3.0  # too sure: the odds are a third of these
+    asked = [f"text {n}" for n in range(400)]
+    rows = TextExamples(asked, None, labels, asked, ("food", "sea"))
+    result = texts._evaluate({"validation": rows}, None, True, {"validation": logits})
+    expected = best_temperature(logits, labels)
+    assert result.decision.temperature == expected > 1.5
+    result.write(tmp_path, {})
+    assert f"the model keeps {expected:.4f}, which all texts choose" in capsys.readouterr().out
