@@ -214,14 +214,14 @@ def difference(first: Sequence[Sample], second: Sequence[Sample]) -> Score:
         others = 1 - np.eye(groups, dtype=np.uint8)
         added = groups * value - (groups - 1) * of(lambda sample: _scores(sample, others))
         low, high = np.array(mean_bounds(added)) + value - added.mean()
-        if all(map(_is_share, systems)):
+        if all(map(_is_at_most_1, systems)):
             low, high = np.clip((low, high), -1.0, 1.0)
     elif groups > 1:
         low, high = np.quantile(of(resampled), TAILS)
     return Score(value, float(low), float(high), examples.size, groups)
 
 
-def _is_share(sample: Sample) -> bool:
+def _is_at_most_1(sample: Sample) -> bool:
     """Return whether a score is a mean of ratios from 0 to 1, so that no difference is larger than 1."""
     over, by = np.split(sample.columns, 2, axis=1)
     return sample.rule == "ratio" and bool(((over >= 0) & (over <= by)).all())

@@ -181,7 +181,7 @@ def rankings(
         yield "both", ours(index, relevant, meanings, weight)
         yield "meaning", ours(index, relevant, meanings, 1.0)
     yield "words", ours(index, relevant, meanings, 0.0)
-    as_stored = words.as_stored
+    term_of = words.term_of
     for name, module, constant, value in (
         ("without token vectors", late, "RERANKED", 0),
         ("without 4-grams", lexical, "RERANKED", 0),
@@ -190,11 +190,11 @@ def rankings(
         if module is not late or weight:
             usual = getattr(module, constant)
             if module is words:  # postings know the first letters alone
-                words.as_stored = lambda expression: ""
+                words.term_of = lambda expression: ""
             setattr(module, constant, value)
             yield name, ours(index, relevant, meanings, weight)
             setattr(module, constant, usual)
-            words.as_stored = as_stored
+            words.term_of = term_of
     yield from theirs(index, relevant, meanings, language)
 
 

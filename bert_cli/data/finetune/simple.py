@@ -35,7 +35,7 @@ def most_frequent(labels: Column, size: int) -> Column:
 
 
 def takes_long(texts: Sequence[str], labels: Column) -> bool:
-    """Return whether a regression on the words of texts [n] is too large to be computed beside a training."""
+    """Return whether a regression on the words of texts [n] is too large for a baseline."""
     models = labels.shape[1] if labels.ndim == 2 else 1
     return models * sum(map(len, texts)) > BYTES
 

@@ -39,7 +39,7 @@ BROWSERS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "shif
 """Encodings of web pages: by their first bytes, as they declare it, and the larger one that browsers read instead."""
 FAULTS = re.compile("[\ufffd\0-\x08\x0e-\x1f\x7f-\x9f]")
 FOREIGN = re.compile(r"(?!(.)\1*(?![^\0-\x7f]))[^\0-\x7f]{4,}")
-"""Letters beyond ASCII in a row, not all alike: rare in the West, but bytes of EUC-JP, GBK or KOI8-R are read so."""
+"""Different letters beyond ASCII in a row: rare in western text, but bytes of EUC-JP, GBK or KOI8-R look so."""
 # The names of elements without namespaces, of all kinds of XML.
 BLOCKS = re.compile(
     "p|tr|t[dhc]|br|cr|hr?|h[1-6]|table-row|table-cell|line-break|div|li|d[td]|pre|blockquote|section|article|main|header|"
@@ -109,8 +109,8 @@ def _code_of(page: Any) -> set[str]:
     name = ctypes.create_string_buffer(100)
     code: set[str] = set()
     for line in re.finditer(r"\S(?:.*\S)?", page.get_text_range()):
-        for place in (line.start(), line.end() - 1):
-            letter = raw.FPDFText_GetCharIndexFromTextIndex(page, place)
+        for position in (line.start(), line.end() - 1):
+            letter = raw.FPDFText_GetCharIndexFromTextIndex(page, position)
             raw.FPDFText_GetFontInfo(page, letter, name, len(name), None)
             if not MONOSPACED.search(name.value):
                 break

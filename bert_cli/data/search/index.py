@@ -206,7 +206,7 @@ class Index:
             self.table.execute("UPDATE seal SET crc = ?", [checksum(self.table, self._file)])
 
     def store_postings(self) -> None:
-        """Let the words of new passages be found; until then, those of AT_MOST_UNSTORED may not be."""
+        """Write the postings of new passages, at most about AT_MOST_UNSTORED."""
         write_postings(self.table)
         self._added = 0
 
@@ -216,8 +216,8 @@ class Index:
         self._has_earlier = self.table.execute(query, [path]).rowcount > 0
         return self._add("files(path, name, mark)", path, name, mark)
 
-    def keeps(self, file: int, document: Document) -> bool:
-        """Return whether the earlier content of a file has a document, whose passages are then those of the file."""
+    def reuse(self, file: int, document: Document) -> bool:
+        """Move a document of a file's earlier content to its new content; return whether there was one."""
         if not self._has_earlier:
             return False
         earlier = "file = (SELECT id FROM files WHERE path IS NULL) AND hash = ?"

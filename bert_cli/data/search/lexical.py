@@ -36,7 +36,7 @@ class Lexical:
     def frequency(self, term: str) -> int:
         """Return how many passages have a term."""
         if term not in self._frequencies:
-            if stored := words.as_stored(term):
+            if stored := words.term_of(term):
                 frequency = self._postings.frequency(stored)
             else:
                 counted = "SELECT count(*) FROM words WHERE words MATCH ?"
@@ -59,7 +59,7 @@ class Lexical:
 
         It is BM25; for the best passages that of 4-grams is added, and they stay the best.
         """
-        stored = {term: words.as_stored(term) for term in self.terms(asked)}
+        stored = {term: words.term_of(term) for term in self.terms(asked)}
         scores = self._postings.bm25(filter(None, stored.values()))
         self._add_fts5(scores, [term for term in stored if not stored[term]])
         scores *= is_allowed

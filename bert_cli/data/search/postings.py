@@ -42,7 +42,7 @@ def _blocks_of(
 ) -> Iterator[tuple[int, Ints32, dict[str, bytes]]]:
     """Yield each block from the first of these, with the words of its passages [BLOCK] and the postings of its terms.
 
-    Postings are the places (uint16 [n]) of passages and the times (uint8 [n]) that these have the term.
+    Postings are the offsets in the block (uint16 [n]) of passages and their term frequencies (uint8 [n]).
     """
     query = (
         "SELECT id, indexed(title) || ' ' || indexed(text) FROM passages WHERE id >= ? ORDER BY id"
@@ -56,18 +56,18 @@ def _blocks_of(
             parts = words.WORD.findall(text)
             sizes[number % BLOCK] = len(parts)
             codes.extend(map(codes_by_word.__getitem__, parts))
-        stored = np.array(list(map(words.stored_as, codes_by_word)), np.str_)
-        terms, term_of_word = np.unique(stored, return_inverse=True)
-        keys = term_of_word[np.frombuffer(codes, np.int64)] * BLOCK
+        stored = np.array(list(map(words.word_term, codes_by_word)), np.str_)
+        terms, word_term = np.unique(stored, return_inverse=True)
+        keys = word_term[np.frombuffer(codes, np.int64)] * BLOCK
         keys, times = np.unique(keys + np.repeat(np.arange(BLOCK), sizes), return_counts=True)
-        places = (keys % BLOCK).astype(np.uint16)
+        offsets = (keys % BLOCK).astype(np.uint16)
         times = np.minimum(times, MOST).astype(np.uint8)
         ends = pairwise(np.searchsorted(keys, np.arange(len(terms) + 1) * BLOCK).tolist())
         rows = zip(terms.tolist(), ends, strict=True)
         yield (
             block,
             sizes,
-            {term: bytes(places[a:b]) + bytes(times[a:b]) for term, (a, b) in rows if term},
+            {term: bytes(offsets[a:b]) + bytes(times[a:b]) for term, (a, b) in rows if term},
         )
 
 
@@ -105,9 +105,9 @@ class Postings:
             times = [np.zeros(0, np.uint8)]
             for block, value in self._blobs(term):
                 values = np.frombuffer(value, np.uint8)
-                places = values[: 2 * len(values) // 3].view(np.uint16)
-                positions.append(self._positions[block, places])
-                times.append(values[2 * len(places) :])
+                offsets = values[: 2 * len(values) // 3].view(np.uint16)
+                positions.append(self._positions[block, offsets])
+                times.append(values[2 * len(offsets) :])
             among_all = np.concatenate(positions)
             is_there = among_all >= 0
             counts = np.concatenate(times)[is_there].astype(np.float32)

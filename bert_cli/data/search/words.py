@@ -127,7 +127,7 @@ def in_any_form(word: str) -> str:
     return f'"{word[:FIRST]}"*' if has_forms else exactly(word)
 
 
-def stored_as(word: str) -> str:
+def word_term(word: str) -> str:
     """Return the term under which passages with a word are stored; empty for what FTS5 alone finds.
 
     FTS5 finds letters of scripts without spaces, whose pairs are asked, and long words with digits.
@@ -136,10 +136,10 @@ def stored_as(word: str) -> str:
     return "" if IS_UNSPACED.match(word) or (len(term) > FIRST and DIGIT.search(term)) else term
 
 
-def as_stored(expression: str) -> str:
+def term_of(expression: str) -> str:
     """Return the stored term of an expression of FTS5; empty for one that FTS5 alone finds."""
     term = expression.replace('"', "")
-    return term if WORD.fullmatch(term.rstrip("*")) and stored_as(term) == term else ""
+    return term if WORD.fullmatch(term.rstrip("*")) and word_term(term) == term else ""
 
 
 def any_of(expressions: Iterable[str]) -> str:
@@ -167,7 +167,7 @@ def parse(question: str) -> Question:
     excluded = [exactly(part["excluded"]) for part in parts if part["excluded"]]
     exact = [exactly(part["exact"]) for part in parts if part["exact"]]
     asked = words_of(OPERATOR.sub(" ", question))
-    # The I of a question is the rare name of an option in manuals; groups of letters know that of vitamin C.
+    # A single letter is often a pronoun or an article, but in manuals a rare option such as -i. 4-grams score it.
     longer = [word for word in asked if len(word) > 1 or IS_UNSPACED.match(word) or word.isdigit()]
     terms = dict.fromkeys([*exact, *map(in_any_form, longer or asked)])
     return Question(text, [term for term in terms if term != NOTHING], any_of(excluded))

@@ -33,6 +33,7 @@ SPECS: dict[str, tuple[str | None, ...]] = {
 }
 State = dict[str, list[jax.Array]]
 """Entries: a weight and its slots, by the weight's name in the first of the layers that share them."""
+PUT_ROW = partial(lax.dynamic_update_index_in_dim, axis=0)  # once, or each row would be compiled
 
 
 class Row(NamedTuple):
@@ -83,8 +84,7 @@ class DividedArray:
         sharding = NamedSharding(entry.mesh, PartitionSpec(*entry.spec[self._axes :]))
         new = place(value.astype(stored.dtype), sharding)
         if self.row.number is not None:
-            put = partial(lax.dynamic_update_index_in_dim, axis=0)
-            with_row = jax.jit(put, donate_argnums=0, out_shardings=entry)
+            with_row = jax.jit(PUT_ROW, donate_argnums=0, out_shardings=entry)
             new = with_row(stored, new, self.row.number)
         self.state[self.row.key][self.part] = new
 

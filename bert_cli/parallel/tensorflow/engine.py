@@ -265,7 +265,7 @@ class TensorFlowEngine(Engine):
             micro_batches = MicroBatches(batch, rows, first_index, self.seed, divisors, scale)
             channels = pairwise([None, *(Channel(abandoned) for _ in stages[1:]), None])
             ends = zip(stages, channels, strict=True)
-            workers.append([StageWorker(stage, micro_batches, *beside) for stage, beside in ends])
+            workers.append([StageWorker(stage, micro_batches, *around) for stage, around in ends])
         return workers
 
     def _run_pipelines(

@@ -174,13 +174,12 @@ def _read(
 
 
 def _evaluate(
-    sets: Mapping[str, TextExamples], stored: Decision | None, both: bool, logits: Logits
+    sets: Mapping[str, TextExamples], stored: Decision | None, folded: bool, logits: Logits
 ) -> Result:
     """Return the scores of the answers to the held-out texts, by the `stored` decision or one that half of them choose.
 
-    The other half keeps the temperature or not, which changes no answer. With `both`, each half is answered by the
-    other's decision, and the model keeps that of all texts. Only what is written is kept of the logits, which may be
-    larger than the model.
+    The other half keeps the temperature or not, which changes no answer. With `folded`, each half is answered by the
+    other's decision, and the checkpoint has that of all texts. Only what is written is kept of the large logits.
     """
     held_out = sets["validation"]
     values = logits["validation"]
@@ -188,12 +187,12 @@ def _evaluate(
     names = held_out.label_names
     examples = held_out.examples
     assert labels is not None and names is not None
-    decision, answers = _decided(held_out, values, stored, both=both)
+    decision, answers = _decided(held_out, values, stored, folded=folded)
     reported = half_of(examples, choosing=False)
     calibration = ""
     probabilities = None
     if labels.ndim == 2:
-        reported |= both
+        reported |= folded
         title = f"labels of {reported.sum():,} texts"
         header = ["label", "texts", "predicted", "precision", "recall", "f1", "threshold"]
         columns = scores_of_labels(labels[reported], answers[reported])
@@ -212,10 +211,10 @@ def _evaluate(
             decision = kept_decision(decision, values[reported], labels[reported])
         probabilities = confidences(values, decision.temperature)
         calibration = describe_calibration(decision, values[reported], labels[reported])
-    if both and stored is None and decision != Decision():
+    if folded and stored is None and decision != Decision():
         decision = decide(values, labels, names)
         if calibration:
-            calibration += f"\nthe model keeps {decision.temperature:.4f}, which all texts choose"
+            calibration += f"\nfitted on all texts: temperature {decision.temperature:.4f}"
 
     def write(folder: Path, _: Logits) -> None:
         if lines:
@@ -238,20 +237,20 @@ def _evaluate(
 
 
 def _decided(
-    held_out: TextExamples, logits: Floats32, stored: Decision | None = None, *, both: bool = False
+    rows: TextExamples, logits: Floats32, stored: Decision | None = None, *, folded: bool = False
 ) -> tuple[Decision, Column]:
     """Return the `stored` decision, or the one that half of the texts choose, and the answers by it.
 
-    With `both`, the answers to this half are by the decision of the other half.
+    With `folded`, the answers to this half are by the decision of the other half.
     """
-    labels = held_out.labels
-    names = held_out.label_names
+    labels = rows.labels
+    names = rows.label_names
     assert labels is not None and names is not None
-    choosing = half_of(held_out.examples, choosing=True)
+    choosing = half_of(rows.examples, choosing=True)
     several = labels.ndim == 2
     decision = stored or decide(logits[choosing], labels[choosing], names)
     answers = decision.answers(logits, several=several)
-    if both and not choosing.all():
+    if folded and not choosing.all():
         opposite = decide(logits[~choosing], labels[~choosing], names)
         answers[choosing] = opposite.answers(logits[choosing], several=several)
     return decision, answers
@@ -361,7 +360,7 @@ def _baselines(
     assert labels is not None
     names = [name for name in sets if name.startswith("validation")]
     texts = train.joined
-    both = folds is not None
+    folded = folds is not None
     if folds is None:
         texts = [*texts, *(text for name in names for text in sets[name].joined)]
         folds = np.repeat([-1, 0], [len(train), len(texts) - len(train)])
@@ -388,14 +387,14 @@ def _baselines(
             )
             for rows, tested in parts
         ]
-    places = np.argsort(np.argsort(folds[folds >= 0], kind="stable"))
+    positions = np.argsort(np.argsort(folds[folds >= 0], kind="stable"))
     ends = np.cumsum([len(sets[name]) for name in names])[:-1]
     results: dict[str, Result] = {}
     for name, predicted in columns.items():
-        column = np.concatenate(predicted)[places]
+        column = np.concatenate(predicted)[positions]
         answers = dict(zip(names, np.split(column, ends), strict=True))
         if labels.ndim == 2:
-            answers = {n: _decided(sets[n], odds, both=both)[1] for n, odds in answers.items()}
+            answers = {n: _decided(sets[n], x, folded=folded)[1] for n, x in answers.items()}
         results[name] = Result(_score(metrics, sets, answers))
     return results
 

@@ -131,7 +131,7 @@ def _add(index: Index, file: int, documents: Iterable[Document]) -> int:
     left_out = 0
     for document in documents:
         split = split or _splitter(document)
-        if index.keeps(file, document):
+        if index.reuse(file, document):
             continue
         passages = passages_of(document.lines, split)
         index.add(file, document, passages)

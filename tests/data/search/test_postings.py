@@ -22,12 +22,12 @@ def add(index, draw, path):
 def check(index):
     """Compare the scores of the words of a question with those of SQLite's ranking."""
     with index.snapshot():
-        asked = [term for term in words.parse(QUESTION).terms if words.as_stored(term)]
+        asked = [term for term in words.parse(QUESTION).terms if words.term_of(term)]
         assert len(asked) == 6
         ranking = "SELECT rowid, -bm25(words) FROM words WHERE words MATCH ?"
         expected = dict(index.table.execute(ranking, [words.any_of(asked)]).fetchall())
         numbers = [n for (n,) in index.table.execute("SELECT id FROM passages ORDER BY id")]
-        scores = postings.Postings(index.table, np.array(numbers)).bm25(map(words.as_stored, asked))
+        scores = postings.Postings(index.table, np.array(numbers)).bm25(map(words.term_of, asked))
         np.testing.assert_allclose(scores, [expected.get(n, 0.0) for n in numbers], rtol=1e-4)
         for term in asked:
             count = "SELECT count(*) FROM words WHERE words MATCH ?"

@@ -158,12 +158,12 @@ def test_each_half_of_texts_with_several_labels_is_answered_by_thresholds_of_the
     rows = TextExamples([f"text {n}" for n in range(40)], None, labels, [], names)
     logits = (2.0 * labels + drawn.normal(-2.0, 1.5, (40, 2))).astype(np.float32)
     # A change of the labels of a text changes the answers of the half without it alone.
-    _, before = texts._decided(rows, logits, both=True)
+    _, before = texts._decided(rows, logits, folded=True)
     halves = [set(), set()]
     for row in range(40):
         changed = labels.copy()
         changed[row] = 1 - changed[row]
-        _, after = texts._decided(replace(rows, labels=changed), logits, both=True)
+        _, after = texts._decided(replace(rows, labels=changed), logits, folded=True)
         moved = {*np.flatnonzero((after != before).any(1)).tolist()}
         side = chooses(rows.examples.groups)[row]
         assert row not in moved
@@ -174,7 +174,7 @@ def test_each_half_of_texts_with_several_labels_is_answered_by_thresholds_of_the
     assert [*kept.thresholds.values()] == pytest.approx(expected)
 
 
-def test_the_model_keeps_the_temperature_that_all_texts_choose(capsys, tmp_path):
+def test_the_checkpoint_has_the_temperature_fitted_on_all_texts(capsys, tmp_path):
     drawn = np.random.default_rng(0)
     labels = drawn.integers(0, 2, 400)
     logits = drawn.normal(0.0, 3.0, (400, 2)).astype(np.float32)
@@ -185,4 +185,4 @@ def test_the_model_keeps_the_temperature_that_all_texts_choose(capsys, tmp_path)
     expected = best_temperature(logits, labels)
     assert result.decision.temperature == expected > 1.5
     result.write(tmp_path, {})
-    assert f"the model keeps {expected:.4f}, which all texts choose" in capsys.readouterr().out
+    assert f"fitted on all texts: temperature {expected:.4f}" in capsys.readouterr().out
