@@ -79,7 +79,7 @@ def _second_words(name: str) -> list[str]:
 
 def version_text() -> str:
     """Return the versions of the tool and of the packages that affect its numbers."""
-    from bert_cli.data.io.manifest import package_versions
+    from bert_cli.versions import package_versions
 
     versions = package_versions(PACKAGES)
     return "\n".join(

@@ -1,21 +1,20 @@
 """The settings of the data steps. The steps themselves check files."""
 
-import math
 import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from bert_cli.facts.masking import usual_mask_tokens
 from bert_cli.processes import cpu_count
 from bert_cli.settings.markers import PathOrName, Positional, Recorded
-from bert_cli.settings.numbers import Fraction, Positive
+from bert_cli.settings.numbers import Positive
 from bert_cli.settings.settings import OutSettings, SettingError, Settings, Shared, Unless
 
 Documents = Literal["blank-lines", "files"]
 PROCESSES = "Number of local processes; it does not change the results."
 Processes = Annotated[int, Field(ge=1, default_factory=cpu_count, description=PROCESSES)]
-MASK_TOKENS = {(384, 0.15): 56, (512, 0.15): 76}  # by length and fraction, as in BERT's configs
 
 
 class TextSettings(Settings):
@@ -70,18 +69,6 @@ class ExecutorSettings(Settings):
             raise SettingError("executor", "dask needs the address of the scheduler", remedy)
 
 
-def packed_predictions(
-    sequence_length: int, sequences: int, predictions: int, probability: float
-) -> int:
-    """Return the maximum number of masked positions in a pack of at most C sequences.
-
-    A sequence has at most P masked positions, and at most probability times length plus one.
-    """
-    if sequences == 1:
-        return predictions
-    return min(sequences * predictions, int(sequence_length * probability) + sequences)
-
-
 def check_mask_tokens(settings: BaseModel, predictions: str, length: str) -> None:
     """Raise SettingError for more masked positions than an example has tokens besides [CLS] and two [SEP]."""
     number = getattr(settings, predictions)
@@ -89,28 +76,6 @@ def check_mask_tokens(settings: BaseModel, predictions: str, length: str) -> Non
     if number > tokens:
         problem = f"{number} is more than the {tokens} tokens of an example ({length} - 3)"
         raise SettingError(predictions, problem, "lower it")
-
-
-def _usual_mask_tokens(validated: dict[str, float]) -> int:
-    length = int(validated.get("sequence_length", 128))
-    fraction = validated.get("masked_lm_prob", 0.15)
-    return min(length - 3, MASK_TOKENS.get((length, fraction), math.ceil(length * fraction)))
-
-
-class Masking(Settings):
-    """Choice of the masked tokens; for dynamic records these are settings of the run."""
-
-    unit: Literal["token", "word"] = "token"
-    """Unit of masking: single tokens, or complete words with all their tokens."""
-    probability: Fraction = 0.15
-    """Fraction of an example's tokens that are masked, at most P tokens."""
-    start_probability: Fraction | None = None
-    """Fraction at the first step; it changes linearly to `probability` at the last step."""
-
-    @property
-    def highest_probability(self) -> float:
-        """Return the highest fraction of tokens that a step masks."""
-        return max(self.probability, self.start_probability or 0.0)
 
 
 class DownloadSettings(OutSettings):
@@ -206,7 +171,11 @@ class RecipeSettings(Settings):
     """Sequence length of an example, including special tokens."""
     masked_lm_prob: Recorded[float] = Field(0.15, gt=0.0, lt=1.0)
     """Fraction of an example's tokens that are masked, at most mask_tokens; only for static masking."""
-    mask_tokens: Recorded[Positive] = Field(default_factory=_usual_mask_tokens)
+    mask_tokens: Recorded[Positive] = Field(
+        default_factory=lambda of: usual_mask_tokens(
+            of.get("sequence_length", 128), of.get("masked_lm_prob", 0.15)
+        )
+    )
     """Maximum number of masked tokens of an example. By default that of BERT (20 for 128 tokens, 56 for 384, 76 for
     512), and for other lengths masked_lm_prob of the length, rounded up."""
     masking: Recorded[Literal["static", "dynamic"]] = "static"

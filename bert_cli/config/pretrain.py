@@ -5,11 +5,12 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from bert_cli.config.data import Masking, check_mask_tokens, packed_predictions
+from bert_cli.config.data import check_mask_tokens
 from bert_cli.config.training import TrainSettings, WeightedCorpus
 from bert_cli.facts import heads
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
+from bert_cli.facts.masking import Masking, packed_predictions
 from bert_cli.settings.markers import Fixed, PathOrName, Usual
 from bert_cli.settings.numbers import Positive
 from bert_cli.settings.settings import SettingError

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from bert_cli.config.data import Masking
 from bert_cli.config.training import TrainSettings
+from bert_cli.facts.masking import Masking
 from bert_cli.settings.markers import Hidden, Positional
 from bert_cli.settings.numbers import Devices, Positive
 from bert_cli.settings.settings import (

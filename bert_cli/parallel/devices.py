@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import DeviceError
+from bert_cli.versions import package_versions
 
 if TYPE_CHECKING:  # loads psutil
     from bert_cli.parallel.cluster import Processes

@@ -26,7 +26,6 @@ from safetensors.numpy import save_file
 
 from bert_cli.arrays import Array, Tensors
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import CheckpointError, DataError, DeviceError
 from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.files import (
@@ -47,6 +46,7 @@ from bert_cli.files import (
 )
 from bert_cli.optim.schedule import LossScale
 from bert_cli.train import card
+from bert_cli.versions import package_versions
 
 if TYPE_CHECKING:  # parts of a run, which a prediction does without
     from bert_cli.parallel.engine import Value

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from bert_cli.config.data import Masking
 from bert_cli.data.examples.reader import Batching, ExampleStream
 from bert_cli.data.examples.source import Records
 from bert_cli.data.random import row_keys
@@ -22,6 +21,7 @@ from bert_cli.data.tokens.tokenizer import (
     read_vocabulary,
     write_vocabulary,
 )
+from bert_cli.facts.masking import Masking
 
 S, P, WORDS = 16, 4, 1000
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 
 from bert_cli.arrays import Ints, Ints64
-from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.random import permute, row_keys
 from bert_cli.data.records import formats
 from bert_cli.data.records.corpus import RecordFiles
@@ -19,6 +18,7 @@ from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
 from bert_cli.data.tokens.tokenizer import SpecialIds
 from bert_cli.errors import DataError
+from bert_cli.facts.masking import Masking, packed_predictions
 
 
 class Records:

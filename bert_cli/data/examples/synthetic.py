@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from bert_cli.arrays import Bools, Ints, Ints64, UInts16
-from bert_cli.config.data import Masking
 from bert_cli.data.examples.reader import Batching, ExampleStream
 from bert_cli.data.examples.source import Records
 from bert_cli.data.random import GOLDEN, bits, row_keys
 from bert_cli.data.records.corpus import RecordFiles
 from bert_cli.data.records.formats import DynamicRecords
 from bert_cli.errors import ConfigError
+from bert_cli.facts.masking import Masking
 
 RECORDS = 1 << 17
 SHORTEST = 6  # tokens of a sequence

@@ -19,6 +19,7 @@ from bert_cli.data.io import manifest
 from bert_cli.errors import ConfigError, DataError, import_extra
 from bert_cli.files import JSONObject, read_json
 from bert_cli.processes import print_error
+from bert_cli.versions import package_versions
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -158,7 +159,7 @@ def run_on_worker(
     worker = f"worker on {socket.gethostname()}"
     # Another patch version of Python writes the same bytes.
     names = [name for name in versions if name not in ("bert_cli", "python")]
-    installed = manifest.package_versions(names) | {"python": versions["python"]}
+    installed = package_versions(names) | {"python": versions["python"]}
     if differing := [n for n, version in versions.items() if installed[n] != version]:
         listed = ", ".join(f"{n} {installed[n]}, not {versions[n]}" for n in differing)
         remedy = "install the same versions on all machines, or the bytes may differ"

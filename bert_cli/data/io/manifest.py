@@ -7,22 +7,21 @@ comes last. A folder belongs to one step, one set of settings and one set of inp
 import hashlib
 import json
 import os
-import platform
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from bert_cli import __version__, files
+from bert_cli import files
 from bert_cli.errors import DataError
 from bert_cli.files import JSON, InnerPath, JSONObject
 from bert_cli.text import count
+from bert_cli.versions import package_versions
 
 MANIFEST = "manifest.json"
 DONE = ".done"
@@ -326,16 +325,6 @@ def read_manifest(folder: Path) -> Manifest:
     remedy = "move it away and run the step that writes it to its end"
     manifest = files.read_json(folder / MANIFEST, _Manifest, DataError, remedy)
     return manifest.model_dump(exclude_unset=True)
-
-
-def package_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of this package, of Python and of `packages`."""
-    versions = {"bert_cli": __version__, "python": platform.python_version()}
-    versions |= dict.fromkeys(packages, "not installed")
-    for package in packages:
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return versions
 
 
 def known_checksums(corpus: Path) -> dict[str, str | None]:

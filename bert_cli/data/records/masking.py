@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_cli.arrays import Bools, Ints, Ints32, Ints64
-from bert_cli.config.data import Masking
 from bert_cli.data.random import Keys, bits
 from bert_cli.data.records.formats import Batch
 from bert_cli.data.tokens.tokenizer import SpecialIds
+from bert_cli.facts.masking import Masking
 
 STRIDE = np.array(0xD1B54A32D192ED03, np.uint64)
 POSITIONS, REPLACEMENTS, CUTS = STRIDE * np.arange(1, 4, dtype=np.uint64)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert_cli.arrays import Ints64
-from bert_cli.config.data import Masking, RecipeSettings, TokenizeSettings
+from bert_cli.config.data import RecipeSettings, TokenizeSettings
 from bert_cli.data.io.documents import sentence_blocks
 from bert_cli.data.io.files import Outputs, Part, Reading, shard_of, split_part, text_bytes
 from bert_cli.data.io.inputs import Sentences, open_sentences
@@ -36,6 +36,7 @@ from bert_cli.data.tokens.notation import BYTE_LEVEL
 from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary, read_vocabulary
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.facts.masking import Masking
 from bert_cli.processes import print_line
 from bert_cli.settings.markers import recorded
 from bert_cli.text import count

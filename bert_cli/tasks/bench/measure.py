@@ -16,7 +16,6 @@ from keras import ops
 from bert_cli.config.bench import BenchRunSettings
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.data.io.manifest import package_versions
 from bert_cli.files import JSONObject, is_stdout
 from bert_cli.planning.flops import model_flops, shape_of
 from bert_cli.processes import print_line
@@ -28,6 +27,7 @@ from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.job import Draft, Job
 from bert_cli.tasks.run.resolve import runtime
 from bert_cli.train.loop import Hook, Info
+from bert_cli.versions import package_versions
 
 Step = dict[str, float]
 """The seconds of a step since the end of the previous step, the seconds of its `PARTS`, and the numbers of examples,

@@ -15,7 +15,6 @@ import numpy as np
 from keras import ops
 from scipy.special import logsumexp
 
-from bert_cli.config.data import Masking
 from bert_cli.config.init import VerdictSettings
 from bert_cli.data.finetune.features import encode_texts
 from bert_cli.data.finetune.tables import table_rows
@@ -25,6 +24,7 @@ from bert_cli.data.text.download import sample_dump
 from bert_cli.data.text.wikitext import site_of, to_lines
 from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
 from bert_cli.errors import CheckpointError, DataError
+from bert_cli.facts.masking import Masking
 from bert_cli.files import JSONObject, read_json, write_output
 from bert_cli.processes import cpu_count, print_line, print_table
 from bert_cli.statistics import Sample, Score, difference, identify, sample_of

@@ -16,12 +16,12 @@ from typing import Literal, TypeVar
 import psutil
 
 from bert_cli.config.training import Precision
-from bert_cli.data.io.manifest import package_versions
 from bert_cli.errors import BertError, DataError, DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.parallel.devices import CPUINFO, processor_flags
 from bert_cli.processes import cpu_count, print_line
 from bert_cli.text import count, format_bytes
+from bert_cli.versions import package_versions
 
 PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "transformers")
 # Flags of /proc/cpuinfo, on x86 and Arm, that matter for matrix products.

@@ -19,11 +19,11 @@ from support.corpora import (
 )
 from support.settings import plan_of, small_run
 
-from bert_cli.config.data import Masking, packed_predictions
 from bert_cli.data.examples.reader import Batching, read_ahead
 from bert_cli.data.examples.synthetic import SyntheticStream
 from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.facts.masking import Masking, packed_predictions
 
 COUNTS = [100, 7, 0, 142, 1]
 WIDE = 2 * S

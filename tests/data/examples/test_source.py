@@ -15,7 +15,7 @@ from support.corpora import (
     static_examples,
 )
 
-from bert_cli.config.data import IndexSettings, Masking, packed_predictions
+from bert_cli.config.data import IndexSettings
 from bert_cli.data.examples.inspect import unmasked
 from bert_cli.data.examples.source import Packs, shortest_pack_first
 from bert_cli.data.records import index
@@ -28,6 +28,7 @@ from bert_cli.data.records.formats import (
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter, serialize_examples, varint
 from bert_cli.errors import DataError
+from bert_cli.facts.masking import Masking, packed_predictions
 
 
 def test_dynamic_examples_are_the_pairs_with_a_mask_of_their_epoch(tmp_path):

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from support.corpora import sequences_of
 
-from bert_cli.config.data import Masking
 from bert_cli.data.examples.reader import Batching
 from bert_cli.data.examples.synthetic import SyntheticStream
 from bert_cli.data.finetune.synthetic import synthetic_features
 from bert_cli.data.records.formats import PACKED_FIELDS
 from bert_cli.errors import ConfigError
 from bert_cli.facts import heads
+from bert_cli.facts.masking import Masking
 
 S, P, WORDS = 64, 9, 1000
 

@@ -18,10 +18,11 @@ from support.shards import make_inputs, prepared_shards, shout, start_shout, tre
 
 from bert_cli.config.data import TokenizeSettings
 from bert_cli.data.io import dask_backend
-from bert_cli.data.io.manifest import Shard, Stats, Step, package_versions, read_manifest
+from bert_cli.data.io.manifest import Shard, Stats, Step, read_manifest
 from bert_cli.data.io.runner import Workers, run_shards
 from bert_cli.data.records import tokenize
 from bert_cli.errors import ConfigError, DataError
+from bert_cli.versions import package_versions
 
 cloudpickle = pytest.importorskip("cloudpickle")
 pytest.importorskip("distributed")

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from support.corpora import open_stream
 
-from bert_cli.config.data import Masking, TokenizeSettings
+from bert_cli.config.data import TokenizeSettings
 from bert_cli.data.examples.inspect import unmasked
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.formats import Batch
+from bert_cli.facts.masking import Masking
 
 S, P = 48, 7
 LONGEST = S - 3
