@@ -157,15 +157,6 @@ def is_utf8(value: object) -> bool:
     return not isinstance(value, str | Path) or not re.search("[\ud800-\udfff]", str(value))
 
 
-def in_order(paths: Iterable[Path]) -> list[Path]:
-    """Return the sorted paths. Raises DataError for a name that is not UTF-8, which no manifest can hold."""
-    ordered = sorted(paths)
-    for path in ordered:
-        if not is_utf8(path):
-            raise DataError(ascii(str(path)), "has a name that is not UTF-8", "rename it")
-    return ordered
-
-
 def is_stdout(path: Path | None) -> bool:
     """Return whether a JSON report goes to standard output, which then holds nothing else."""
     return str(path) == "-"

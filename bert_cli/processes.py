@@ -8,6 +8,7 @@ closed terminal, a full disk) is lost, and the command goes on. A result that ca
 """
 
 import io
+import logging
 import os
 import re
 import select
@@ -58,12 +59,6 @@ def start_program(command: Sequence[str], **options: Any) -> "subprocess.Popen[b
     """Start a program in a new process group; the group is killed when this process ends."""
     guarded = [sys.executable, "-I", "-S", "-c", GUARD, *command]
     return subprocess.Popen(guarded, stdin=subprocess.PIPE, process_group=0, **options)
-
-
-def start_reader(command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start a program that answers on standard output until its standard input, a pipe from this process, ends."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
 
 
 def kill_program(program: "subprocess.Popen[bytes]") -> None:
@@ -198,6 +193,20 @@ def _lines_of(text: str) -> str:
     return UNPRINTABLE.sub(
         lambda match: match[0] if match[0] in "\n\t" else f"\\u{ord(match[0]):04x}", text
     )
+
+
+class _Log(logging.Handler):
+    """Prints the log of the libraries: notes to standard output, warnings to standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        write = print_line if record.levelno < logging.WARNING else print_error
+        write(record.getMessage())
+
+
+_LOGGER = logging.getLogger("bert_cli")
+_LOGGER.setLevel(logging.INFO)
+_LOGGER.propagate = False  # --log-level is for the libraries of others
+_LOGGER.addHandler(_Log())
 
 
 def answer_lines(answer: Callable[[bytes], str]) -> None:

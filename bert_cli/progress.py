@@ -1,11 +1,16 @@
 """A progress bar at the bottom of a terminal. It must never stop the work: after an error it is left out."""
 
 import os
+import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self, TextIO
 
-from bert_cli.processes import console
+from bert_cli.processes import console, print_error
+from bert_cli.text import format_duration
+
+SECONDS_BETWEEN_LINES = 10.0  # where no bar is drawn
 
 
 class TerminalBar:
@@ -77,3 +82,32 @@ class TerminalBar:
         self.live.start(refresh=True)
         # A killed run must not leave the terminal without a cursor.
         terminal.show_cursor(True)
+
+
+class Progress(TerminalBar):
+    """Bytes of a step: a progress bar on a terminal, a line every ten seconds elsewhere, on standard error.
+
+    `total` in bytes may be None, and may be set later. `done` bytes are complete at the start.
+    """
+
+    def __init__(self, step: str, total: int | None, done: int = 0) -> None:
+        super().__init__(sys.stderr, step, total, done)
+        self.bytes = done
+        self.started = self.printed = time.monotonic()
+
+    def advance(self, number: int) -> None:
+        """Add a number of bytes, which is negative when a download starts over."""
+        self.bytes += number
+        now = time.monotonic()
+        if not self.shown and now - self.printed < SECONDS_BETWEEN_LINES:
+            return
+        total = f" of {self.total / 1e6:.1f}" if self.total else ""
+        percent = f" ({100 * self.bytes / self.total:.0f} %)" if self.total else ""
+        speed = (self.bytes - self.done) / 1e6 / max(now - self.started, 1e-9)
+        text = f"{self.description}: {self.bytes / 1e6:.1f}{total} MB{percent}, {speed:.1f} MB/s"
+        if self.shown:
+            left = (self.total - self.bytes) / 1e6 / speed if self.total and speed > 0 else 0.0
+            self.show(text, self.bytes, f"{format_duration(left)} left" if left else "")
+        else:
+            self.printed = now
+            print_error(text)

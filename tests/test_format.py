@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.data.io.manifest import read_manifest, recorded_settings
+from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.records.corpus import read_corpus
+from bert_cli.data.workers.runner import recorded_settings
 from bert_cli.errors import ConfigError
 from bert_cli.files import FORMAT, verify_checkpoint, with_checksum
 from bert_cli.parse.load import load_file

@@ -28,7 +28,9 @@ LAYERS = {
 }  # fmt: skip
 SETTINGS = ("settings", "facts", "config", "parse")
 """Folders of the layer of settings from the ground up."""
-DATA = ("random", "io", "text", "search", "tokens", "records", "examples", "finetune")
+DATA = (
+    "random", "io", "workers", "text", "search", "tokens", "records", "examples", "finetune", "steps",
+)  # fmt: skip
 """Folders of data/ from the ground up."""
 TASKS = {"tasks.model": ["model"], "tasks.run": ["model", "run"]}
 """Folders of tasks/ that import only these folders of it."""
@@ -151,6 +153,17 @@ def test_the_imports_of_files_have_no_circle_and_no_arrow_up():
         assert arrows_up(module_graph({**sources, module: source})), module
 
 
+def test_only_the_steps_of_data_know_settings_and_only_workers_and_steps_know_processes():
+    knows = {"config": {"steps"}, "processes": {"steps", "workers"}}
+    for path in (PACKAGE / "data").rglob("*.py"):
+        names = {name.split(".")[1] for name in imports(path.read_text(encoding="utf-8"))}
+        room = path.relative_to(PACKAGE / "data").parts[0]
+        assert all(room in knows[name] for name in names & {*knows}), path
+    for path in (PACKAGE / "data" / "steps").glob("[a-z]*.py"):
+        functions = [node for node in TREES[path].body if isinstance(node, ast.FunctionDef)]
+        assert [function.name for function in functions] == ["run"], path
+
+
 def printed_by(code: str) -> str:
     words = [sys.executable, "-c", f"import sys\n{code}"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
@@ -170,7 +183,7 @@ def test_the_light_files_and_the_help_load_nothing_heavy():
         "for words in (['--help'], ['--version'], ['squad', '--help'], ['plot', '--help']):\n"
         "    try: main(words)\n    except SystemExit as end: assert not end.code\n"
     )
-    code += "import bert_cli.data.text.preprocess\n"
+    code += "import bert_cli.data.steps.preprocess\n"
     assert printed_by(f"{code}print(sorted(set(sys.modules) & {HEAVY | {'numpy'}!r}))") == "[]"
 
 

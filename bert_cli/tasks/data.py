@@ -10,8 +10,8 @@ from bert_cli.config.data import (
     PreprocessSettings,
     TokenizeSettings,
 )
-from bert_cli.data.records import index, tokenize
-from bert_cli.data.text import extract, preprocess
+from bert_cli.data.records.tokenize import vocabulary_of
+from bert_cli.data.steps import extract, index, preprocess, tokenize
 from bert_cli.processes import print_line
 from bert_cli.settings.settings import Settings
 
@@ -23,7 +23,8 @@ def run(settings: DataChainSettings) -> None:
     records = settings.out / str(settings.sequence_length)
     if settings.masking == "dynamic":
         records = records.with_name(f"{records.name}_dynamic")
-    tokenize.vocabulary_of(settings)  # fails before hours of extraction
+    # Fails before hours of extraction.
+    vocabulary_of(settings.vocab, cased=settings.cased, pairs=settings.nsp)
     for step, kind, paths in (
         (extract, ExtractSettings, {"dump": settings.dump, "out": extracted}),
         (preprocess, PreprocessSettings, {"input": extracted, "out": sentences}),

@@ -5,6 +5,7 @@ from unittest import mock
 
 from bert_cli.config.data import ExtractSettings
 from bert_cli.data.io.manifest import read_manifest
+from bert_cli.data.steps.extract import run as extract_text
 from bert_cli.data.text import extract
 
 HEADER = """<mediawiki xml:lang="fr">
@@ -41,7 +42,7 @@ def run(source, out, processes=1, *, megabytes=1, **options):
     """Extract a dump with output files of so many megabytes, and return the manifest."""
     settings = ExtractSettings(dump=source, out=out, processes=processes, **options)
     with mock.patch.object(extract, "CHUNK_BYTES", megabytes * 1_000_000):
-        extract.run(settings)
+        extract_text(settings)
     return read_manifest(out)
 
 

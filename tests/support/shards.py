@@ -11,7 +11,7 @@ from pathlib import Path
 from support.bert import PYTHONPATH
 
 from bert_cli.data.io.manifest import Shard, Stats, Step
-from bert_cli.data.io.runner import Workers, run_shards
+from bert_cli.data.workers.runner import Workers, run_shards
 from bert_cli.errors import BertError
 
 

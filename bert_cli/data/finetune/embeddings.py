@@ -5,6 +5,7 @@ The model's folder is described for sentence-transformers, which opens it. Retri
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from bert_cli.data.tokens.notation import COPY_AGAIN
 from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, read_json
-from bert_cli.processes import print_line
 from bert_cli.statistics import Examples, Sample, identify, linked, plain, sample_of
 
 MODULES = "modules.json"
@@ -36,6 +36,7 @@ APPLIED: Mapping[str, Sequence[JSON]] = json.loads(Path(__file__).with_suffix(".
 """Setting of these files -> values that are applied, none for all. Empty values of any setting have no effect."""
 BLOCK_SCORES = 1 << 26  # scores of queries and documents that are computed at once, 0.3 GB
 DEPTHS = (10, 100)  # of the recall; nDCG uses the first
+logger = logging.getLogger(__name__)
 
 
 # --- files of texts
@@ -56,7 +57,7 @@ def _rows(path: Path, columns: Sequence[str]) -> tables.Rows:
     remarks: Counter[str] = Counter()
     yield from tables.table_rows(path, columns, remarks)
     for remark, number in remarks.items():
-        print_line(f"{path}: {number:,} {remark}")
+        logger.info(f"{path}: {number:,} {remark}")
 
 
 def read_similarities(path: Path) -> tuple[list[list[str]], Floats32]:

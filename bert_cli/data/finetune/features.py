@@ -7,6 +7,7 @@ tokens of all examples, M micro-batches of a step, B examples of a micro-batch, 
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,6 @@ from bert_cli.data.records.sentence_pairs import truncated_lengths
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
 from bert_cli.files import JSONObject, atomic_file, report_failure
-from bert_cli.processes import print_line
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
 POSITIONS_OF_A_TEXT = 8  # a row of S positions holds at most S / 8 texts
@@ -37,6 +37,7 @@ CACHE_FORMAT = 4  # increase it when features are built differently
 ENCODED_AT_ONCE = 5_000  # texts; the results of the library take about 100 bytes a token
 
 Arrays = Mapping[str, Array]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -443,7 +444,7 @@ def cached(
         try:
             return read_arrays(path)
         except DataError:
-            print_line(f"{path}: is damaged; it is built again")
+            logger.info(f"{path}: is damaged; it is built again")
     built = dict(build())
     size = sum(array.nbytes for array in built.values())
     with report_failure(f"cache_dir ({folder})", "written", "use another --cache-dir"):

@@ -3,6 +3,7 @@
 Texts that differ only in case and white space are equal. Rows with a text in common are a group, which is on one side.
 """
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,11 +14,11 @@ from bert_cli.arrays import Bools, Ints
 from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.random import permute
 from bert_cli.errors import DataError
-from bert_cli.processes import print_error
 from bert_cli.statistics import identify, linked_texts, plain
 from bert_cli.text import count
 
 Rows = Sequence[Sequence[str]]  # the texts of each row
+logger = logging.getLogger(__name__)
 
 
 def hold_out(
@@ -115,7 +116,7 @@ def warn_of_shared(train: str, rows: Rows, sets: Mapping[str, Rows]) -> None:
     known = {plain(text) for row in rows for text in row} - {""}
     for name, scored in sets.items():
         if shared := sum(not known.isdisjoint(map(plain, row)) for row in scored):
-            print_error(
+            logger.warning(
                 f"warning: {shared:,} of {count(len(scored), 'row')} of {name} share a text with {train}, so the "
                 "scores show memory, too; leave these texts out of one of them"
             )

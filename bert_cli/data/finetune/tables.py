@@ -4,6 +4,7 @@ A line ends at a line feed only, because real text contains U+2028, U+0085 and f
 """
 
 import io
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,6 @@ from bert_cli.data.io.files import Part, check_encoding
 from bert_cli.data.io.rows import MOST_FAULTS, Rows, rows, text_of
 from bert_cli.errors import DataError, combine, nearest
 from bert_cli.files import report_failure, write_output
-from bert_cli.processes import print_error
 from bert_cli.statistics import Examples, Sample, identify, linked_texts, plain, sample_of
 from bert_cli.text import count
 
@@ -44,6 +44,7 @@ SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 MOST_NAMED = 5  # contradictions that a warning names
 MOST_CELLS = 10**9
 """Texts times labels, where a text may have several. A cell takes 1 byte, and 16 bytes where its text is scored."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def _warn_of_contradictions(
         more = len(others) - MOST_NAMED
         shown = "; ".join(others[:MOST_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
         problem = "with the same text as an earlier row, but another label"
-        print_error(f"warning: {count(len(others), 'row')} {problem}: {shown}")
+        logger.warning(f"warning: {count(len(others), 'row')} {problem}: {shown}")
 
 
 def examples_of(

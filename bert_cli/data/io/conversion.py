@@ -7,6 +7,7 @@ Each process of `bert` reads a document once: its text stays in a file without a
 import atexit
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from typing import Any
 
 from bert_cli.data.io.converter import TOO_LARGE
 from bert_cli.errors import DataError, install_command
-from bert_cli.processes import start_reader
 
 PACKAGES = {
     "pdf": ("a PDF", "pypdfium2"),
@@ -70,7 +70,12 @@ class _Reader:
         if len(data) <= MOST_BYTES:
             if self._process is None:
                 script = str(Path(__file__).with_name("converter.py"))
-                self._process = start_reader([sys.executable, "-P", script, str(MEMORY)])
+                command = [sys.executable, "-P", script, str(MEMORY)]
+                # It answers until its standard input, a pipe from this process, ends.
+                pipe = subprocess.PIPE
+                self._process = subprocess.Popen(
+                    command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+                )
             with suppress(BrokenPipeError):
                 request = json.dumps((kind, len(data), SECONDS)).encode()
                 self._process.stdin.write(request + b"\n" + data)

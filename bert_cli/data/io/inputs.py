@@ -4,20 +4,23 @@ Hidden files and folders belong to programs and are not read, a file with severa
 folder must not be among the files that are searched.
 """
 
+import logging
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_cli.data.io.documents import recognise_lines, sample_of
+from bert_cli.data.io.documents import marked_lines, recognise_lines, sample_of
 from bert_cli.data.io.files import DOCUMENTS, Part, Reading, format_by_name, recognise
 from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
+from bert_cli.data.io.wrapping import CUT, MISSING, NUMBERED, TWO_COLUMNS
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import in_order, report_failure
-from bert_cli.processes import print_error
+from bert_cli.files import is_utf8, report_failure
 from bert_cli.text import count
 
 NAMED = 3  # files that were left out
@@ -25,6 +28,19 @@ GLOB = re.compile(r"[*?\[]")
 TABLE = {"json-lines", "csv", "tsv", "parquet"}
 APPLIES = {"text_field": TABLE, "documents": {"plain"}, "line_breaks": {"plain", "pdf", *TABLE}}
 """Setting -> the formats that it applies to."""
+CURES = {
+    NUMBERED: "they stay in the text, and no lines are joined; if they are no part of it, remove them, as with "
+    "sed -E 's/^ *[0-9]+//'",
+    TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
+    CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
+    MISSING: "if these are pictures, recognise their text first, as with `ocrmypdf --skip-text IN.pdf OUT.pdf`",
+}
+KEEP_LINES = "to keep the lines, use the output of `bert preprocess --line-breaks keep`"
+SAMPLED_FILES = 16
+SAMPLED_BYTES = 1 << 18
+"""Read before the work to estimate the documents per file."""
+MANY_DOCUMENTS = 4  # per file of plain text: they may be paragraphs
+logger = logging.getLogger(__name__)
 
 
 class Sentences(NamedTuple):
@@ -73,7 +89,7 @@ class LeftOut:
             lines.append(f"and {suffixes.total():,} more: {counts}")
         if lines:
             what = f"{count(len(paths), 'file')} that cannot be read as text"
-            print_error("\n  ".join([f"{self._command}: warning: left out {what}:", *lines]))
+            logger.warning("\n  ".join([f"{self._command}: warning: left out {what}:", *lines]))
 
 
 def open_sentences(source: Path, out: Path, left_out: LeftOut | None = None) -> Sentences:
@@ -95,18 +111,82 @@ def open_sentences(source: Path, out: Path, left_out: LeftOut | None = None) -> 
 
 
 def open_text(
+    command: str,
     source: Path,
     out: Path,
     reading: Reading,
     names: Collection[str],
-    left_out: LeftOut | None = None,
+    *,
+    strict: bool,
+    remedy: str = KEEP_LINES,
 ) -> tuple[list[Part], list[str]]:
-    """Return all files of an input, none of them empty, and notes; `names` are the settings that a person set."""
+    """Return all files of an input, none of them empty, and notes for the manifest; log what a person should know.
+
+    `names` are the settings that a person set; `remedy` says how to keep lines that are joined.
+    """
     manifest = read_manifest(source)
     refuse_output_inside(source, out, manifest)
+    left_out = LeftOut(command, [source], strict)
     parts, notes = recognise_all(source, reading, manifest, left_out)
+    parts = recognise_lines(parts, reading)
     refuse_without_effect(parts, names)
-    return recognise_lines(parts, reading), notes
+    report_joined_lines(command, parts, reading, remedy)
+    if "documents" not in names:
+        _suggest_files_as_documents(command, parts, reading)
+    return parts, notes
+
+
+def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None:
+    """Raise ConfigError for a setting in `names` that applies to none of these files."""
+    formats = {part.format for part in parts}
+    for name in sorted(APPLIES.keys() & names):
+        if not APPLIES[name] & formats:
+            problem = f"has no effect, the input is {', '.join(sorted(formats))}"
+            remedy = "leave it out, or pass the format of the files as --input-format"
+            raise ConfigError(f"--{name.replace('_', '-')}", problem, remedy)
+
+
+def report_joined_lines(
+    command: str,
+    parts: Sequence[Part],
+    reading: Reading,
+    remedy: str = KEEP_LINES,
+) -> None:
+    """Log how many files have hard line breaks, and how to keep them; warn of lines that cannot be joined."""
+    of_all = f"of {len(parts):,} files"
+    for fault, cure in CURES.items():
+        if faulty := [part for part in parts if part.fault.startswith(fault)]:
+            first = faulty[0]
+            what = f"the lines of {len(faulty):,} {of_all}, as {first.path}, {first.fault}"
+            logger.warning(f"{command}: warning: {what}; {cure}")
+    wrapped = [part for part in parts if part.margins is not None and part.format != "pdf"]
+    if not wrapped:
+        return
+    ends = "each text is one document"
+    if any(part.format == "plain" for part in wrapped):
+        ends = "each file is one document"
+        if reading.documents != "files":
+            ends = f"a blank line still ends a document; add --documents files if {ends}"
+    logger.info(
+        f"{command}: joined the wrapped lines of {len(wrapped):,} {of_all}, as {wrapped[0].path} ({ends}; {remedy})"
+    )
+
+
+def _suggest_files_as_documents(command: str, parts: Sequence[Part], reading: Reading) -> None:
+    """Log a line if the paragraphs of plain files may be taken for documents."""
+    is_plain = reading.documents == "blank-lines" and all(part.format == "plain" for part in parts)
+    if not is_plain or len(parts) < 2:
+        return
+    every = math.ceil(len(parts) / SAMPLED_FILES)
+    sample = [replace(part, stop=SAMPLED_BYTES) for part in parts[::every]]
+    lines = (line for piece in sample for line in marked_lines(piece, reading))
+    documents = sum(kind == "document" for kind, _ in lines)
+    average = documents / len(sample)
+    if average >= MANY_DOCUMENTS:
+        logger.info(
+            f"{command}: warning: each of {len(parts):,} files becomes about {average:.0f} documents or more, because "
+            "a blank line ends a document; if each file is one document, stop and add --documents files"
+        )
 
 
 def find_files(source: Path, manifest: Manifest, strict: bool = False) -> list[Path]:
@@ -135,7 +215,7 @@ def find_files(source: Path, manifest: Manifest, strict: bool = False) -> list[P
                 error = DataError(str(path), problem, "name what it links to, in its place")
                 if strict:
                     raise error
-                print_error(f"warning: {error}")
+                logger.warning(f"warning: {error}")
     if not files:
         if not source.exists():
             raise DataError(where, "does not exist", "check the path")
@@ -154,8 +234,17 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 
 def _each_once(paths: Iterable[Path]) -> list[Path]:
     """Return the files of some paths in order, one with several links once: by its own name if that is among them."""
-    files = sorted(in_order(filter(Path.is_file, paths)), key=Path.is_symlink)
-    return in_order({path.resolve(): path for path in reversed(files)}.values())
+    files = sorted(_in_order(filter(Path.is_file, paths)), key=Path.is_symlink)
+    return _in_order({path.resolve(): path for path in reversed(files)}.values())
+
+
+def _in_order(paths: Iterable[Path]) -> list[Path]:
+    """Return the sorted paths. Raises DataError for a name that is not UTF-8, which no manifest can hold."""
+    ordered = sorted(paths)
+    for path in ordered:
+        if not is_utf8(path):
+            raise DataError(ascii(str(path)), "has a name that is not UTF-8", "rename it")
+    return ordered
 
 
 def refuse_output_inside(source: Path, out: Path, manifest: Manifest) -> None:
@@ -179,13 +268,8 @@ def recognise_all(
 ) -> tuple[list[Part], list[str]]:
     """Return every file of the input that has text, and notes. Raises DataError for a file that cannot be left out."""
     left_out = left_out or LeftOut("", [], strict=True)
-    files: dict[Path, Part | None] = {}
-    for path in find_files(source, manifest, left_out.strict):
-        with left_out.unless_text(path):
-            part = recognise(path, reading)
-            if part and reading.line_breaks != "keep":
-                sample_of(part, reading)  # fails early
-            files[path] = part
+    paths = find_files(source, manifest, left_out.strict)
+    files = recognise_each(paths, reading, left_out)
     left_out.report()
     empty = [path for path, part in files.items() if part is None]
     parts = list(filter(None, files.values()))
@@ -195,11 +279,15 @@ def recognise_all(
     return parts, [note] if note and not manifest else []
 
 
-def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None:
-    """Raise ConfigError for a setting in `names` that applies to none of these files."""
-    formats = {part.format for part in parts}
-    for name in sorted(APPLIES.keys() & names):
-        if not APPLIES[name] & formats:
-            problem = f"has no effect, the input is {', '.join(sorted(formats))}"
-            remedy = "leave it out, or pass the format of the files as --input-format"
-            raise ConfigError(f"--{name.replace('_', '-')}", problem, remedy)
+def recognise_each(
+    paths: Iterable[Path], reading: Reading, left_out: LeftOut
+) -> dict[Path, Part | None]:
+    """Return files with their formats, None for an empty file, without those that are left out."""
+    files: dict[Path, Part | None] = {}
+    for path in paths:
+        with left_out.unless_text(path):
+            part = recognise(path, reading)
+            if part and reading.line_breaks != "keep":
+                sample_of(part, reading)  # fails early
+            files[path] = part
+    return files

@@ -1,4 +1,4 @@
-"""`bert index`: write where every record starts, so that records are found and counted without reading them.
+"""Where every record starts, so that records are found and counted without reading them.
 
 Each record file has an index (`tfrecord.py`). A folder has `corpus.offsets`, all offsets as little-endian uint64 to be
 memory-mapped, and, written last, `corpus.json`: the description, number and fingerprint of the records. Indexes that
@@ -8,7 +8,6 @@ are absent or older than their records are made by reading only the frames.
 import hashlib
 import json
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from bert_cli.arrays import Ints64
-from bert_cli.config.data import IndexSettings
 from bert_cli.data.io.files import compression_of
 from bert_cli.data.io.inputs import visible_files
-from bert_cli.data.io.manifest import Stats, Step, checksums, known_checksums, write_manifest
-from bert_cli.data.io.runner import run_in_threads, summary
+from bert_cli.data.io.manifest import checksums, known_checksums
 from bert_cli.data.records import tfrecord
 from bert_cli.data.records.corpus import (
     CORPUS,
     OFFSETS,
-    RecordFiles,
-    check_checksums,
     read_corpus,
     refuse_unfinished,
 )
@@ -37,10 +32,7 @@ from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_of_any_case
 from bert_cli.errors import DataError
 from bert_cli.files import FORMAT, JSON, JSONObject, atomic_file, size_of, write_json_atomically
-from bert_cli.processes import print_line
-from bert_cli.settings.markers import recorded
 
-INDEX_MANIFEST = "index_manifest.json"  # manifest.json belongs to the step that made the records
 INDEX_FRACTION = 0.05  # bytes of an index for a byte of records, at most
 OFFSETS_FRACTION = 0.6  # bytes of corpus.offsets for a byte of the indexes, at most
 
@@ -50,39 +42,6 @@ DESCRIPTION = (
     *("vocab_size", "vocab_sha256", "token_bytes", "special_ids", "tokenizer"),
     "next_sentence",  # absent where another tool made the records
 )
-
-
-def run(settings: IndexSettings) -> None:
-    """Index every record file of a folder and write corpus.offsets and corpus.json."""
-    started = time.monotonic()
-    folder = settings.folder
-    processes = settings.processes
-    paths = record_files(folder)
-    description = _description(folder, settings.vocab)
-    if settings.check and (folder / CORPUS).exists():
-        before = read_corpus(folder)
-        files = [*before["other_files"], *before["files"]]
-        check_checksums(folder, files, f"run `bert index {folder}`")
-    stale = [path for path in paths if read_index(path) is None]
-    # Threads, because the time is spent reading, during which other threads run.
-    read = run_in_threads("index", size_of(stale), write_index, stale, processes)
-    corpus = write_corpus(folder, description)
-    if settings.check:
-        records = RecordFiles(folder, corpus)
-        read += run_in_threads("check", size_of(paths), records.check_file, paths, processes)
-        print_line(f"check: the values of all {corpus['records']:,} records are valid")
-    seconds = time.monotonic() - started
-    stats = Stats(
-        records=corpus["records"],
-        bytes_in=sum(file["bytes"] for file in corpus["files"]),
-        bytes_out=8 * corpus["records"] + size_of(path.with_suffix(".index") for path in paths),
-    )
-    indexed = {path.relative_to(folder).as_posix() for path in stale}
-    step = Step("index", folder, recorded(settings), ["numpy", "google-crc32c"])
-    shards = [file | {"indexed": file["name"] in indexed} for file in corpus["files"]]
-    write_manifest(folder / INDEX_MANIFEST, step, stats, seconds, read, shards=shards)
-    fresh = len(paths) - len(stale)
-    print_line(summary("index", stats, seconds, read, f"{fresh} of {len(paths)}" if fresh else ""))
 
 
 def record_files(folder: Path) -> list[Path]:
@@ -222,7 +181,7 @@ def describe(vocabulary: Vocabulary, **values: object) -> JSONObject:
     }
 
 
-def _description(folder: Path, vocab: str | None) -> JSONObject:
+def description_of(folder: Path, vocab: str | None) -> JSONObject:
     """Return the description of the records from corpus.json, else from the first record and the vocabulary."""
     refuse_unfinished(folder)
     if not (folder / CORPUS).exists():

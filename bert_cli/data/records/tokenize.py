@@ -1,4 +1,4 @@
-"""`bert tokenize`: sentences to records of masked pairs, a group of files at a time.
+"""Sentences to records of masked pairs, a group of files at a time.
 
 A group is an input file, or a range of a large one, whose documents are paired and shuffled together; it becomes one
 record file. Its text is one flat array of tokens, pairs are integers that point into it, and only a block of
@@ -12,22 +12,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bert_cli.arrays import Ints64
-from bert_cli.config.data import RecipeSettings, TokenizeSettings
 from bert_cli.data.io.documents import sentence_blocks
-from bert_cli.data.io.files import Outputs, Part, Reading, shard_of, split_part, text_bytes
-from bert_cli.data.io.inputs import Sentences, open_sentences
-from bert_cli.data.io.manifest import Stats, Step
-from bert_cli.data.io.runner import Workers, run_shards
+from bert_cli.data.io.files import Outputs, Part, Reading, split_part, text_bytes
+from bert_cli.data.io.inputs import Sentences
+from bert_cli.data.io.manifest import Stats
 from bert_cli.data.random import Keys, row_keys
 from bert_cli.data.records import formats, sentence_pairs
 from bert_cli.data.records.formats import DynamicRecords
-from bert_cli.data.records.index import describe, write_corpus
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
 from bert_cli.data.records.sentence_pairs import Pairs
 from bert_cli.data.records.tfrecord import RecordWriter
@@ -37,8 +34,6 @@ from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary, read_vocab
 from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.masking import Masking
-from bert_cli.processes import print_line
-from bert_cli.settings.markers import recorded
 from bert_cli.text import count
 
 RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range
@@ -52,8 +47,6 @@ STATIC_BYTES = 200
 DYNAMIC_BYTES = 100
 """Bytes of a record besides its positions: names, frame, its line in the index and its offset."""
 FILLED = 0.9  # fraction of the positions that hold a token
-MUCH_TRUNCATED = 0.4
-"""Fraction of truncated tokens above which a warning is printed. Of Wikipedia's sentences 24 % are at 64 positions."""
 
 
 class Recipe(NamedTuple):
@@ -74,66 +67,11 @@ class Recipe(NamedTuple):
         return self.sequence_length - (3 if self.has_pairs else 2)
 
 
-def run(settings: TokenizeSettings) -> None:
-    """Write OUT/wiki_000.tfrecord, ... with their indexes, the tokenizer's files and corpus.json."""
-    vocabulary = vocabulary_of(settings)
-    values = {**recorded(settings), "vocab_sha256": vocabulary.sha256}
-    masking = None
-    if settings.masking == "static":
-        unit: Literal["word", "token"] = "word" if settings.whole_word_masking else "token"
-        masking = Masking(unit=unit, probability=settings.masked_lm_prob)
-    recipe = Recipe(
-        vocabulary=(vocabulary.path.absolute(), vocabulary.sha256, vocabulary.normalization),
-        sequence_length=settings.sequence_length,
-        mask_tokens=settings.mask_tokens,
-        masking=masking,
-        copies=settings.duplication_factor if masking else 1,
-        has_pairs=settings.nsp,
-        short_seq_prob=settings.short_seq_prob,
-        seed=settings.random_seed,
-    )
-    values |= {"duplication_factor": recipe.copies, **vocabulary.normalization.changes()}
-    text = open_sentences(settings.input, settings.out)
-    groups, notes = plan_groups(text, pairs=settings.nsp)
-    step = Step(
-        "tokenize",
-        settings.out,
-        settings=values,
-        packages=("numpy", "tokenizers", "google-crc32c"),
-        counted="records",
-        expected_bytes=bytes_written(text, recipe, len(vocabulary.pieces)),
-    )
-    workers = Workers(settings.processes, settings.scheduler)
-    shards = [shard_of(output, group) for output, group in groups]
-    manifest = run_shards(step, shards, partial(convert, recipe=recipe), workers, notes=notes)
-    vocabulary.save(step.out)
-    description = describe(
-        vocabulary,
-        masking=settings.masking,
-        sequence_length=recipe.sequence_length,
-        mask_tokens=recipe.mask_tokens,
-        next_sentence=recipe.has_pairs,
-        masked_lm_prob=masking.probability if masking else None,
-        whole_word_masking=masking.unit == "word" if masking else None,
-    )
-    write_corpus(step.out, description)
-    counts = manifest["counts"]
-    truncated = counts["tokens_cut"] / max(1, counts["tokens"])
-    if truncated > MUCH_TRUNCATED:
-        print_line(
-            f"tokenize: warning: {truncated:.0%} of the tokens of the pairs did not fit into "
-            f"{recipe.sequence_length} positions and are lost: a pair has "
-            f"{counts['tokens'] / counts['records']:.0f} tokens before truncation, because lines are long; if they "
-            "have several sentences, run `bert preprocess` into another folder with "
-            "--sentence-splitter sentencex and the --language of the text; or pass --no-nsp, which uses every token"
-        )
-
-
-def vocabulary_of(settings: RecipeSettings) -> Vocabulary:
-    """Return the vocabulary of records. Raises ConfigError if it does not suit the settings."""
-    vocabulary = find_vocabulary(settings.vocab, cased=settings.cased)
-    if settings.nsp and vocabulary.notation is BYTE_LEVEL:
-        where = f"nsp (true, with the vocabulary {settings.vocab})"
+def vocabulary_of(name: str, *, cased: bool, pairs: bool) -> Vocabulary:
+    """Return the vocabulary of records. Raises ConfigError for one that suits neither the case nor sentence pairs."""
+    vocabulary = find_vocabulary(name, cased=cased)
+    if pairs and vocabulary.notation is BYTE_LEVEL:
+        where = f"nsp (true, with the vocabulary {name})"
         problem = f"models with {BYTE_LEVEL.name} have no sentence pairs"
         raise ConfigError(where, problem, "pass --no-nsp")
     return vocabulary

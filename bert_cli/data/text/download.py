@@ -6,6 +6,7 @@ that does not continue it, such as the login page of a network, is refused.
 
 import filecmp
 import hashlib
+import logging
 import os
 import re
 import time
@@ -16,14 +17,12 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from bert_cli import __version__
-from bert_cli.config.data import DownloadSettings
 from bert_cli.data.io import manifest
-from bert_cli.data.io.manifest import OutputFolder, Stats, Step
-from bert_cli.data.io.runner import Progress, plan_disk_space, summary
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.data.io.manifest import Stats, Step
+from bert_cli.data.workers.runner import plan_disk_space, summary
+from bert_cli.errors import DataError
 from bert_cli.files import JSON, JSONObject, name_path, write_atomically
-from bert_cli.processes import print_error, print_line
-from bert_cli.settings.markers import recorded
+from bert_cli.progress import Progress
 
 if TYPE_CHECKING:
     import httpx2
@@ -39,21 +38,11 @@ CONNECT_SECONDS = 30.0
 HASH_BLOCK = 1 << 22
 
 Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
 
 
 class ConnectionLostError(Exception):
     """The server is unreachable or busy, or closed the connection; another attempt may work."""
-
-
-def run(settings: DownloadSettings) -> None:
-    """Download one dump to `settings.out`. Raises DataError when it cannot be verified."""
-    packages = [] if settings.sample else ["httpx2"]
-    step = Step("download", settings.out, recorded(settings), packages)
-    with manifest.open_output(step) as output:
-        if settings.sample:
-            _copy_sample(settings, output)
-        else:
-            _download(settings, output)
 
 
 def sample_dump() -> Path:
@@ -66,43 +55,42 @@ def sample_dump() -> Path:
     return dumps[0]
 
 
-def _copy_sample(settings: DownloadSettings, output: OutputFolder) -> None:
-    if useless := settings.model_fields_set & {"language", "date"}:
-        problem = "has no effect with --sample, which copies a file"
-        raise ConfigError(min(useless), problem, "leave one out")
+def copy_sample(step: Step) -> None:
+    """Copy the sample into the folder of a step, and write its manifest."""
     source = sample_dump()
     started = time.monotonic()
-    target = settings.out / source.name
+    target = step.out / source.name
     if not target.exists() or not filecmp.cmp(source, target, shallow=False):
         write_atomically(target, source.read_bytes())
-    _write_manifest(output, target, _sha1(target), source.as_posix(), _size(target), started)
+    _write_manifest(step, target, _sha1(target), source.as_posix(), _size(target), started)
 
 
-def _download(settings: DownloadSettings, output: OutputFolder) -> None:
+def download(step: Step, language: str, date: str) -> None:
+    """Download a dump into the folder of a step, and write its manifest. Raises DataError if it cannot be verified."""
     import httpx2
 
     started = time.monotonic()
-    wiki = settings.language.replace("-", "_") + "wiki"
+    wiki = language.replace("-", "_") + "wiki"
     timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
     headers = {"User-Agent": f"{AGENT} httpx2/{httpx2.__version__}", "Accept-Encoding": "identity"}
     with httpx2.Client(headers=headers, timeout=timeout, follow_redirects=True) as client:
-        name, listed = _listed(client, wiki, settings.date)
-        target = settings.out / name
+        name, listed = _listed(client, wiki, date)
+        target = step.out / name
         if target.exists():
-            record = manifest.read_manifest(output.out)
+            record = manifest.read_manifest(step.out)
             if record.get("sha1") == listed and record["counts"]["bytes_out"] == _size(target):
-                print_line(f"download: {target} is here and verified (nothing to do)")
+                logger.info(f"download: {target} is here and verified (nothing to do)")
                 return
             if _sha1(target) != listed:
                 problem = f"exists, but its SHA-1 is not the listed {listed}"
                 remedy = "remove it and run the command again"
                 raise DataError(f"download ({target})", problem, remedy)
-            _write_manifest(output, target, listed, "", 0, started)
+            _write_manifest(step, target, listed, "", 0, started)
             return
-        date = name.removeprefix(f"{wiki}-").removesuffix(f"-{KIND}")
-        url = f"{SERVER}/{wiki}/{date}/{name}"
-        part = settings.out / f"{name}.{listed}.part"
-        for outdated in {*settings.out.glob(f"{wiki}-*.part")} - {part}:
+        day = name.removeprefix(f"{wiki}-").removesuffix(f"-{KIND}")
+        url = f"{SERVER}/{wiki}/{day}/{name}"
+        part = step.out / f"{name}.{listed}.part"
+        for outdated in {*step.out.glob(f"{wiki}-*.part")} - {part}:
             outdated.unlink()  # of a dump that the server no longer lists
         received = _transfer(client, url, part)
         sha1 = _sha1(part)
@@ -112,7 +100,7 @@ def _download(settings: DownloadSettings, output: OutputFolder) -> None:
             remedy = "the received file was removed; check the network and run the command again"
             raise DataError(f"download ({url})", problem, remedy)
         os.replace(part, target)
-    _write_manifest(output, target, sha1, url, received, started)
+    _write_manifest(step, target, sha1, url, received, started)
 
 
 def _listed(client: "httpx2.Client", wiki: str, date: str) -> tuple[str, str]:
@@ -152,7 +140,7 @@ def _transfer(client: "httpx2.Client", url: str, part: Path) -> int:
                 raise DataError(f"download ({url})", problem, remedy)
             missing = int(response.headers.get("Content-Length", 0))
             bar.total = earlier + missing or None
-            print_line(plan_disk_space("download", 1, missing, earlier, part.parent, "file"))
+            logger.info(plan_disk_space("download", 1, missing, earlier, part.parent, "file"))
             with name_path(part, missing), open(part, "ab") as file:
                 for block in response.iter_raw():
                     file.write(block)
@@ -205,7 +193,7 @@ def _retry(url: str, attempt: Callable[[], Result], part: Path | None = None) ->
             pause = PAUSES[failures]
             failures += 1
             again = f"trying again in {pause:.0f} s ({failures} of {len(PAUSES)})"
-            print_error(f"download: {urlsplit(url).netloc}: {error}; {again}")
+            logger.warning(f"download: {urlsplit(url).netloc}: {error}; {again}")
             time.sleep(pause)
 
 
@@ -223,13 +211,13 @@ def _sha1(path: Path) -> str:
 
 
 def _write_manifest(
-    output: OutputFolder, target: Path, sha1: str, url: str, received: int, started: float
+    step: Step, target: Path, sha1: str, url: str, received: int, started: float
 ) -> None:
     seconds = time.monotonic() - started
     stats = Stats(bytes_in=_size(target), bytes_out=_size(target))
     shards: list[JSON] = [{"output": target.name, **stats.counts()}]
     values: JSONObject = {"bytes_in_this_run": received, "url": url, "sha1": sha1}
-    path = output.out / manifest.MANIFEST
-    manifest.write_manifest(path, output.step, stats, seconds, received, shards, **values)
-    print_line(f"download: {target}, SHA-1 {sha1}")
-    print_line(summary("download", stats, seconds, received))
+    path = step.out / manifest.MANIFEST
+    manifest.write_manifest(path, step, stats, seconds, received, shards, **values)
+    logger.info(f"download: {target}, SHA-1 {sha1}")
+    logger.info(summary("download", stats, seconds, received))

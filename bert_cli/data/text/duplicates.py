@@ -10,8 +10,8 @@ and up to 5 kB for each document that agrees in a band and is not among many.
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ import numpy as np
 
 from bert_cli.arrays import Bools, Ints32, UInts32, UInts64
 from bert_cli.data.io.documents import marked_lines
-from bert_cli.data.io.files import Outputs, Part, Reading, shard_of
-from bert_cli.data.io.manifest import Stats, Step
-from bert_cli.data.io.runner import Progress, Workers, run_shards
+from bert_cli.data.io.files import Part, Reading
+from bert_cli.data.io.manifest import Shard, Stats, Step
+from bert_cli.data.workers.runner import Workers, run_shards
 from bert_cli.errors import import_extra
+from bert_cli.progress import Progress
 
 FOLDER = ".duplicates"
 HASH_BYTES = 16
@@ -41,33 +42,38 @@ WORD = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-
 NO_WORDS = np.iinfo(np.uint32).max  # in the signature of a document without words
 
 Signatures = Sequence[UInts32]  # [documents, SIGNATURE_SIZE] by shard
-Duplicates = tuple[list[int], list[int]]  # exact and near duplicates of a shard
 
 
-def find_duplicates(
-    outputs: Outputs, reading: Reading, out: Path, workers: Workers, threshold: float | None
-) -> list[Duplicates]:
-    """Return the duplicates in each of the `outputs` of a step; without a threshold none are near-duplicates."""
+def mark_duplicates(
+    shards: Sequence[Shard], reading: Reading, out: Path, workers: Workers, threshold: float | None
+) -> tuple[list[Shard], str]:
+    """Return shards with the argument `duplicates`, and a note; without a threshold none are near-duplicates."""
     with_near = threshold is not None
+    if with_near:
+        new_signature()  # fails early where rensa is not installed
     settings = vars(reading) | {"near": with_near}
-    names = [Path(f"{output}.hashes") for output, _ in outputs]
     run_shards(
         Step("deduplicate", out / FOLDER, settings, ["rensa"] if with_near else []),
-        [shard_of(name, parts) for name, (_, parts) in zip(names, outputs, strict=True)],
+        [replace(shard, output=Path(f"{shard.output}.hashes")) for shard in shards],
         partial(sign_documents, reading=reading, near=with_near),
         workers,
     )
-    paths = [out / FOLDER / name for name in names]
+    paths = [out / FOLDER / f"{shard.output}.hashes" for shard in shards]
     counts = [path.stat().st_size // HASH_BYTES for path in paths]
     exact = equal_to_earlier(np.concatenate([np.fromfile(path, np.uint64) for path in paths]))
+    note = f"dropped {exact.sum():,} documents that equal an earlier document"
     near = np.zeros(len(exact), np.bool_)
     if threshold is not None:
         near = near_to_earlier(list(map(_read_signatures, paths)), exact, threshold)
-    ends = np.cumsum([0, *counts]).tolist()
-    return [
-        (np.flatnonzero(exact[start:stop]).tolist(), np.flatnonzero(near[start:stop]).tolist())
-        for start, stop in pairwise(ends)
-    ]
+        note += f", and {near.sum():,} that nearly equal an earlier document"
+    marked: list[Shard] = []
+    start = 0
+    for shard, number in zip(shards, counts, strict=True):
+        rows = slice(start, start + number)
+        duplicates = tuple(np.flatnonzero(kind[rows]).tolist() for kind in (exact, near))
+        marked.append(replace(shard, arguments={**shard.arguments, "duplicates": duplicates}))
+        start += number
+    return marked, note
 
 
 def sign_documents(

@@ -7,42 +7,22 @@ stop of Japanese.
 """
 
 import json
-import math
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io import files
 from bert_cli.data.io.documents import HEADING, Kind, marked_lines
-from bert_cli.data.io.inputs import LeftOut, find_root, open_text
-from bert_cli.data.io.manifest import Shard, Stats, Step
-from bert_cli.data.io.runner import Workers, run_shards
-from bert_cli.data.io.wrapping import CUT, MISSING, NUMBERED, TWO_COLUMNS
+from bert_cli.data.io.inputs import find_root
+from bert_cli.data.io.manifest import Stats
 from bert_cli.errors import ConfigError, DataError
-from bert_cli.files import JSONObject
-from bert_cli.processes import print_error, print_line
-from bert_cli.settings.markers import recorded
-from bert_cli.text import count
 
 SHARD_BYTES = 16_000_000  # of a large file, or of small files together: some seconds of work
 BYTES_WRITTEN = 1.0  # per byte of text: 0.995 for 10 MB of English articles
-SAMPLED_FILES = 16
-SAMPLED_BYTES = 1 << 18
-"""Read before the work to estimate the documents per file."""
-MANY_DOCUMENTS = 4  # per file of plain text: they may be paragraphs
 NO_WORD = re.compile(r"[\W_]*")
-CURES = {
-    NUMBERED: "they stay in the text, and no lines are joined; if they are no part of it, remove them, as with "
-    "sed -E 's/^ *[0-9]+//'",
-    TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
-    CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
-    MISSING: "if these are pictures, recognise their text first, as with `ocrmypdf --skip-text IN.pdf OUT.pdf`",
-}
-
 LANGUAGES = json.loads(Path(__file__).with_name("languages.json").read_text(encoding="utf-8"))
 NLTK_CODES = LANGUAGES["nltk"]
 LANGUAGE_CHARACTERS = 1000  # of a text, which show its language
@@ -59,115 +39,10 @@ NUMBER = re.compile(
     r"[(\[<>≤≥≈~+−±§№$€£-]*(\d|[IVX]{2,}\b|[VX]\b|[A-Z](\.( No\.)? ?)?\d)"
 )  # 5, (3), IV, A.1
 
+PACKAGES = {"punkt": ["nltk"], "sentencex": ["sentencex"], "lines": []}
+"""Splitter -> the packages whose versions change its sentences."""
 Split = Callable[[str], list[str]]
-
-
-def run(settings: PreprocessSettings) -> None:
-    """Split files of text."""
-    reading = files.Reading(
-        settings.input_format, settings.text_field, settings.documents, settings.line_breaks
-    )
-    left_out = LeftOut("preprocess", [settings.input], settings.strict)
-    names = settings.model_fields_set
-    parts, notes = open_text(settings.input, settings.out, reading, names, left_out)
-    report_joined_lines("preprocess", parts, reading, "--line-breaks keep splits at each line")
-    suggest_files_as_documents("preprocess", parts, reading)
-    if settings.near_duplicates is not None:
-        from bert_cli.data.text.duplicates import new_signature
-
-        new_signature()  # fails early where rensa is not installed
-    outputs = plan_outputs(settings.input, parts, reading)
-    splitter = settings.sentence_splitter
-    language = settings.language
-    load_splitter(splitter, language)  # fails early
-    if splitter == "sentencex" and _base_code(language) not in (*LANGUAGES["sentencex"], *ENDS):
-        notes.append(f"sentencex has no rules for {language} itself; {WITHOUT_RULES}")
-    if splitter != "lines":
-        print_line(f"preprocess: {splitter} splits the sentences, language {language}")
-    workers = Workers(settings.processes, settings.scheduler)
-    shards, dropped = _shards(settings, outputs, reading, workers)
-    values: JSONObject = {"language": language_code(language), "splitter": splitter}
-    record = run_shards(
-        Step(
-            "preprocess",
-            settings.out,
-            settings=values | recorded(settings),
-            packages={"punkt": ["nltk"], "sentencex": ["sentencex"], "lines": []}[splitter],
-            counted="sentences",
-            expected_bytes=round(BYTES_WRITTEN * sum(map(files.text_bytes, parts))),
-        ),
-        shards,
-        partial(split_shard, reading=reading, splitter=splitter, language=language),
-        workers,
-        notes=[*dropped, *notes],
-    )
-    if number := record["counts"]["sentences_without_words"]:
-        print_line(f"preprocess: dropped {count(number, 'sentence')} without a letter or a digit")
-
-
-def _shards(
-    settings: PreprocessSettings, outputs: files.Outputs, reading: files.Reading, workers: Workers
-) -> tuple[list[Shard], list[str]]:
-    """Return a shard for each output, with its duplicates, and notes on the duplicates."""
-    threshold = settings.near_duplicates
-    if not settings.deduplicate and threshold is None:
-        return [files.shard_of(path, parts) for path, parts in outputs], []
-    from bert_cli.data.text.duplicates import find_duplicates  # its NumPy is a fifth of a start
-
-    duplicates = find_duplicates(outputs, reading, settings.out, workers, threshold)
-    exact, near = (sum(map(len, numbers)) for numbers in zip(*duplicates, strict=True))
-    note = f"dropped {exact:,} documents that equal an earlier document"
-    if threshold is not None:
-        note += f", and {near:,} that nearly equal an earlier document"
-    shards = [
-        files.shard_of(path, parts, duplicates=numbers)
-        for (path, parts), numbers in zip(outputs, duplicates, strict=True)
-    ]
-    return shards, [note]
-
-
-def report_joined_lines(
-    command: str,
-    parts: Sequence[files.Part],
-    reading: files.Reading,
-    remedy: str = "to keep the lines, use the output of `bert preprocess --line-breaks keep`",
-) -> None:
-    """Print how many files have hard line breaks, and how to keep them; warn of lines that cannot be joined."""
-    of_all = f"of {len(parts):,} files"
-    for fault, cure in CURES.items():
-        if faulty := [part for part in parts if part.fault.startswith(fault)]:
-            first = faulty[0]
-            what = f"the lines of {len(faulty):,} {of_all}, as {first.path}, {first.fault}"
-            print_error(f"{command}: warning: {what}; {cure}")
-    wrapped = [part for part in parts if part.margins is not None and part.format != "pdf"]
-    if not wrapped:
-        return
-    ends = "each text is one document"
-    if any(part.format == "plain" for part in wrapped):
-        ends = "each file is one document"
-        if reading.documents != "files":
-            ends = f"a blank line still ends a document; add --documents files if {ends}"
-    print_line(
-        f"{command}: joined the wrapped lines of {len(wrapped):,} {of_all}, as {wrapped[0].path} ({ends}; {remedy})"
-    )
-
-
-def suggest_files_as_documents(
-    command: str, parts: Sequence[files.Part], reading: files.Reading
-) -> None:
-    """Print a line if the paragraphs of plain files may be taken for documents."""
-    is_plain = reading.documents == "blank-lines" and all(part.format == "plain" for part in parts)
-    if not is_plain or len(parts) < 2:
-        return
-    every = math.ceil(len(parts) / SAMPLED_FILES)
-    sample = [replace(part, stop=SAMPLED_BYTES) for part in parts[::every]]
-    documents = sum(kind == "document" for _, kind, _ in _all_lines(sample, reading))
-    average = documents / len(sample)
-    if average >= MANY_DOCUMENTS:
-        print_line(
-            f"{command}: warning: each of {len(parts):,} files becomes about {average:.0f} documents or more, because "
-            "a blank line ends a document; if each file is one document, stop and add --documents files"
-        )
+logger = logging.getLogger(__name__)
 
 
 def plan_outputs(
@@ -263,6 +138,16 @@ def language_of(text: str) -> str | None:
 
     code: str = py3langid.classify(text[:LANGUAGE_CHARACTERS])[0]
     return None if code == NO_LANGUAGE else code
+
+
+def check_splitter(name: str, language: str) -> list[str]:
+    """Load a splitter, so that it fails early, and log its name; return notes on it for the manifest."""
+    load_splitter(name, language)
+    if name != "lines":
+        logger.info(f"preprocess: {name} splits the sentences, language {language}")
+    if name != "sentencex" or _base_code(language) in (*LANGUAGES["sentencex"], *ENDS):
+        return []
+    return [f"sentencex has no rules for {language} itself; {WITHOUT_RULES}"]
 
 
 def splitter_of(name: str, language: str) -> Split:

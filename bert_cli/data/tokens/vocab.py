@@ -1,36 +1,31 @@
-"""Find the vocabulary that `--vocab` names, and train a vocabulary (`bert vocab`).
+"""Find the vocabulary that `--vocab` names, and train a vocabulary.
 
 A vocabulary's tokenizer_config.json decides how text is normalized. If it does not state the case, the capitals in the
 pieces show it.
 """
 
 import json
+import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bert_cli.config.data import VocabSettings
 from bert_cli.data.io.documents import sentence_blocks
-from bert_cli.data.io.files import Part, shard_of
-from bert_cli.data.io.inputs import LeftOut, open_sentences
-from bert_cli.data.io.manifest import Stats, Step
-from bert_cli.data.io.runner import Workers, run_shards
+from bert_cli.data.io.files import Part
+from bert_cli.data.io.manifest import Stats
 from bert_cli.data.tokens import hub, tokenizer
 from bert_cli.data.tokens.encoder import Encoder
-from bert_cli.data.tokens.notation import BYTE_LEVEL, COPY_AGAIN, TOKENIZER_FILE, WORDPIECE
+from bert_cli.data.tokens.notation import BYTE_LEVEL, COPY_AGAIN, TOKENIZER_FILE
 from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import JSONObject, read_json, verify_checkpoint
-from bert_cli.processes import print_error, print_line
-from bert_cli.settings.markers import recorded
 from bert_cli.text import count
 
 if TYPE_CHECKING:
@@ -43,6 +38,7 @@ MIN_FREQUENCY = 2  # of a piece in the text
 MANY_STRIPPED = 0.02  # words that stripping accents changes; of dumps English 0.2 %, Bulgarian 2.1 %, Vietnamese 81 %
 CAPITALS = 0.05  # minimum fraction of pieces with a capital in a cased vocabulary; Google's has 0.3
 Texts = Callable[[], Iterable[str]]  # blocks of a text that is read several times
+logger = logging.getLogger(__name__)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -112,7 +108,7 @@ def find_of_any_case(name: str) -> Vocabulary:
 
 def _download(name: str) -> Path:
     """Return the folder of a model's tokenizer files, from the hub, or from its cache where that cannot be reached."""
-    print_error(f"vocab: {name} is not here; asking the Hugging Face hub for it")
+    logger.warning(f"vocab: {name} is not here; asking the Hugging Face hub for it")
     files = [tokenizer.VOCAB_FILE, TOKENIZER_FILE, tokenizer.CONFIG_FILE]
     reason = "it has no such file"
     try:
@@ -135,66 +131,39 @@ def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
 # --- training
 
 
-def run(settings: VocabSettings) -> None:
-    """Train a WordPiece vocabulary (Schuster and Nakajima 2012); the same text gives the same vocabulary."""
-    base = find_vocabulary(settings.extend, cased=settings.cased) if settings.extend else None
-    if base is not None and base.notation is BYTE_LEVEL:
-        problem = f"is {BYTE_LEVEL.name}, and only {WORDPIECE.name} can be extended"
-        raise ConfigError(f"extend ({settings.extend})", problem, "use the vocabulary as it is")
-    normalization = _normalization(settings, base)
-    values = recorded(settings) | normalization.changes()
-    values |= {"extends": base.sha256} if base else {}
-    left_out = LeftOut("vocab", [settings.input], strict=False)
-    text = open_sentences(settings.input, settings.out, left_out)
-    step = Step("vocab", settings.out, values, ["tokenizers"], counted="sentences")
-    shard = shard_of(Path(tokenizer.VOCAB_FILE), text.parts)
-    make = partial(convert, settings=settings, normalization=normalization, base=base)
-    record = run_shards(step, [shard], make, Workers(), notes=text.notes)
-    pieces = record["counts"]["pieces"]
-    new = pieces - len(base.pieces if base else ())
-    kind = "new pieces" if base else "pieces"
-    print_line(f"vocab: {pieces:,} pieces{f', {new:,} of them new' if base else ''}")
-    if new < int(settings.size):
-        print_line(
-            f"vocab: only {new:,} {kind} occur {MIN_FREQUENCY} times or more in "
-            f"this text, fewer than the {int(settings.size):,} of --size"
-        )
-
-
 def convert(
     inputs: tuple[Path, ...],
     output: Path,
     *,
     parts: Sequence[Part],
-    settings: VocabSettings,
+    size: int,
     normalization: Normalization,
     base: Vocabulary | None,
 ) -> Stats:
-    """Write the vocabulary of a text, after the pieces of a vocabulary to extend."""
+    """Write the vocabulary of a text, of `size` pieces after those of a vocabulary to extend."""
 
     def texts() -> Iterator[str]:
         return chain.from_iterable(map(sentence_blocks, parts))
 
     _warn_of_stripping(next(texts(), ""), normalization)
     known = base.pieces if base else ()
-    pieces, sentences = _train(texts, settings, normalization, len(known) + int(settings.size))
+    pieces, sentences = _train(texts, str(inputs[0]), normalization, len(known), size)
     if base is not None:
-        pieces = [*known, *_new_pieces(base, pieces, texts, settings)]
+        pieces = [*known, *_new_pieces(base, pieces, texts, size)]
     data = "".join(piece + "\n" for piece in pieces).encode()
     tokenizer.write_vocabulary(output.parent, data, normalization)
     return Stats(sentences=sentences, extra={"pieces": len(pieces)})
 
 
-def _normalization(settings: VocabSettings, base: Vocabulary | None) -> Normalization:
-    """Return the normalization of the settings, or of the vocabulary to extend. Raises ConfigError if they differ."""
-    if base is None:
-        return Normalization(settings.cased, settings.strip_accents, settings.split_chinese)
-    names = {"strip_accents", "split_chinese"} & settings.model_fields_set
-    for name, value in settings.model_dump(include=names, exclude_none=True).items():
-        if replace(base.normalization, **{name: value}) != base.normalization:
-            where = f"--{name.replace('_', '-')} ({json.dumps(value)})"
+def normalization_to_extend(
+    base: Vocabulary, name: str, changes: Mapping[str, bool]
+) -> Normalization:
+    """Return the normalization of a vocabulary. Raises ConfigError for settings that would change it."""
+    for setting, value in changes.items():
+        if replace(base.normalization, **{setting: value}) != base.normalization:
+            where = f"--{setting.replace('_', '-')} ({json.dumps(value)})"
             kept = json.dumps(not value)
-            problem = f"an extended vocabulary keeps the {kept} of {settings.extend}"
+            problem = f"an extended vocabulary keeps the {kept} of {name}"
             raise ConfigError(where, problem, "leave it out")
     return base.normalization
 
@@ -213,15 +182,13 @@ def _warn_of_stripping(text: str, normalization: Normalization) -> None:
     strip = normalizer.normalize_str
     changed = sum(count for word, count in words.items() if strip(word).lower() != word.lower())
     if changed > MANY_STRIPPED * words.total():
-        print_line(
+        logger.info(
             f"vocab: warning: stripping accents changes {changed / words.total():.0%} of the words of this text, where "
             "marks may be parts of letters; --no-strip-accents preserves them"
         )
 
 
-def _new_pieces(
-    base: Vocabulary, trained: Sequence[str], texts: Texts, settings: VocabSettings
-) -> list[str]:
+def _new_pieces(base: Vocabulary, trained: Sequence[str], texts: Texts, size: int) -> list[str]:
     """Return the most frequent trained pieces that `base` lacks, counted in text encoded with all pieces."""
     ids = base.ids
     first = len(base.pieces)
@@ -232,31 +199,32 @@ def _new_pieces(
     for text in texts():
         counts += np.bincount(encoder.encode(text).tokens, minlength=len(counts))
     counts = counts[first:]
-    order = np.argsort(-counts, kind="stable")[: int(settings.size)].tolist()
+    order = np.argsort(-counts, kind="stable")[:size].tolist()
     return [candidates[n] for n in order if counts[n] >= MIN_FREQUENCY]
 
 
 def _train(
-    texts: Texts, settings: VocabSettings, normalization: Normalization, size: int
+    texts: Texts, where: str, normalization: Normalization, known: int, new: int
 ) -> tuple[list[str], int]:
-    """Return at most `size` pieces in the order of their ids, and the number of sentences.
+    """Return at most `known + new` pieces in the order of their ids, and the number of sentences.
 
     The library numbers the letters that continue a word in the order of a randomly seeded hash table, and breaks ties
     between pairs by these numbers. So all letters are counted first and given to it in a fixed order.
     """
     from tokenizers import trainers
 
+    size = known + new
     library = tokenizer.library_tokenizer({"[UNK]": 0}, normalization)
     letters, continuing = _alphabet(texts(), library, size // 4)
     if not letters:
-        raise DataError(f"input ({settings.input})", "has no text", "use files with sentences")
+        raise DataError(where, "has no text", "use files with sentences")
     fixed = [*tokenizer.SPECIAL_TOKENS, *("##" + letter for letter in continuing)]
     least = len(fixed) + len(letters)
     if least > size:
         problem = f"is less than the {least} special tokens and letters of this text"
-        enough = int(settings.size) + least - size
-        remedy = f"use at least {'+' if settings.extend else ''}{enough}"
-        raise ConfigError(f"--size ({settings.size})", problem, remedy)
+        sign = "+" if known else ""
+        remedy = f"use at least {sign}{least - known}"
+        raise ConfigError(f"--size ({sign}{new})", problem, remedy)
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=MIN_FREQUENCY,

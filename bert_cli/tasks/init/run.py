@@ -24,12 +24,8 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch, OptimizerOpts
 from bert_cli.data.finetune.embeddings import MODULES
 from bert_cli.data.io import files
-from bert_cli.data.io.inputs import LeftOut, open_text
-from bert_cli.data.text.preprocess import (
-    report_joined_lines,
-    splitter_of,
-    suggest_files_as_documents,
-)
+from bert_cli.data.io.inputs import open_text
+from bert_cli.data.text.preprocess import splitter_of
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_of_any_case
 from bert_cli.errors import ConfigError, DataError
@@ -56,9 +52,9 @@ def run(settings: InitSettings) -> None:
     form = settings.input_format
     field = settings.text_field
     reading = files.Reading(form, field, settings.documents, line_breaks="auto")
-    left_out = LeftOut("init", [settings.input], settings.strict)
     names = settings.model_fields_set
-    parts, _ = open_text(settings.input, settings.out, reading, names, left_out)
+    strict = settings.strict
+    parts, _ = open_text("init", settings.input, settings.out, reading, names, strict=strict)
     is_search = settings.goal == "search"
     model = vocabulary = None
     if settings.start:
@@ -66,11 +62,8 @@ def run(settings: InitSettings) -> None:
     if is_search and model and not model.is_for_sentences:
         remedy = "use one that was, such as --from sentence-transformers/all-MiniLM-L6-v2"
         raise ConfigError(f"from (--from {model.name})", "was not trained to compare texts", remedy)
-    report_joined_lines("init", parts, reading)
     facts = text.read_facts(parts, reading, vocabulary)
     print_line(f"init: {text.describe(facts)}")
-    if "documents" not in settings.model_fields_set:
-        suggest_files_as_documents("init", parts, reading)
     chosen = None
     if is_search:
         warnings = recipe.unknown_words(facts, model) if model else []

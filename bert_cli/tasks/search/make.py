@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_cli.config.search import SearchMakeSettings
 from bert_cli.data.io import files, inputs
-from bert_cli.data.io.documents import recognise_lines, sample_of
+from bert_cli.data.io.documents import recognise_lines
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.search import late
 from bert_cli.data.search.database import state_of
@@ -76,16 +76,12 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
             index.record(lacks_text=True)  # until every file is read, whatever ends this call
     reading = files.Reading(*form, line_breaks="auto")
     left_out = inputs.LeftOut("search", settings.text, settings.strict)
-    parts: list[files.Part] = []
-    for path in new:
-        with left_out.unless_text(Path(path)):
-            if part := files.recognise(Path(path), reading):
-                sample_of(part, reading)  # fails early
-                parts.append(part)
+    recognised = inputs.recognise_each(map(Path, new), reading, left_out)
+    parts = list(filter(None, recognised.values()))
     if parts:
+        parts = recognise_lines(parts, reading)
         inputs.refuse_without_effect(parts, settings.model_fields_set)
-    parts = recognise_lines(parts, reading)
-    preprocess.report_joined_lines("search", parts, reading)
+        inputs.report_joined_lines("search", parts, reading)
     if new or gone:
         read = count(len(new) - len(left_out.problems), "new or changed file")
         print_line(f"search: reads {read}, forgets {len(gone):,}")

@@ -299,8 +299,8 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_strict_stops(tmp_path, caps
     (folder / "e.txt").write_bytes("Das Café.\n".encode("latin-1"))
     (folder / "e").symlink_to("/proc/self/mem")
     (folder / "f.md").write_text("---\ntitle: Masts\n---\n\n---\n\n# A mast\n\nIt is tall.\n")
-    left_out = inputs.LeftOut("preprocess", [folder], strict=False)
-    parts, _ = inputs.open_text(folder, tmp_path / "out", READING, (), left_out)
+    values = "preprocess", folder, tmp_path / "out", READING, ()
+    parts, _ = inputs.open_text(*values, strict=False)
     assert [part.path.name for part in parts] == ["a.pdf", "f.md"]
     assert [line for kind, line in marked_lines(parts[1], READING) if kind == "document"] == [
         "Masts"
@@ -310,10 +310,11 @@ def test_what_is_no_text_is_left_out_of_a_folder_and_strict_stops(tmp_path, caps
     assert "e.txt (line 1): byte 0xE9 is not UTF-8" in err[1] and len(err) == 5
     assert "b.pdf: is a PDF that has no text on its pages (1)" in err[2]
     assert err[4] == "  and 2 more: 2 without a suffix"
-    assert "cannot be read (Input/output error)" in str(left_out.problems[folder / "e"])
-    strict = inputs.LeftOut("preprocess", [folder], strict=True)
     with pytest.raises(DataError, match=r"b\.pdf"):
-        inputs.open_text(folder, tmp_path / "out", READING, (), strict)
+        inputs.open_text(*values, strict=True)
+    left_out = inputs.LeftOut("preprocess", [folder], strict=False)
+    inputs.recognise_each([folder / "e"], READING, left_out)
+    assert "cannot be read (Input/output error)" in str(left_out.problems[folder / "e"])
 
 
 def test_steps_read_documents_as_sentences_without_marks_of_headings(tmp_path):

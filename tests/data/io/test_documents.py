@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import replace
-from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -301,7 +300,11 @@ def test_empty_files_are_counted_and_an_input_without_text_is_rejected(tmp_path)
     with pytest.raises(DataError, match=r"input \(.*\): has no file with text; use"):
         inputs.recognise_all(tmp_path, READING, {})
     (tmp_path / "c").write_text("Text.")
-    opened = partial(inputs.open_text, tmp_path, tmp_path / ".out", READING)
+
+    def opened(names):
+        out = tmp_path / ".out"
+        return inputs.open_text("preprocess", tmp_path, out, READING, names, strict=True)
+
     assert len(opened({"documents", "input"})[0]) == 1
     with pytest.raises(ConfigError, match="--text-field: has no effect, the input is plain"):
         opened({"text_field"})

@@ -13,6 +13,8 @@ from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.formats import parse_dynamic, parse_static
+from bert_cli.data.steps.preprocess import run as preprocess_text
+from bert_cli.data.steps.tokenize import run as tokenize_text
 from bert_cli.data.text import preprocess
 
 WORDS = [a + b for a in ("ba", "ke", "lo", "mi", "nu") for b in ("ra", "si", "to", "va", "zu")]
@@ -41,7 +43,7 @@ def write(path, found, pack=bytes):
 
 def split(source, out, processes=1, **settings):
     settings = {"sentence_splitter": "lines", **settings}
-    preprocess.run(data.PreprocessSettings(input=source, out=out, processes=processes, **settings))
+    preprocess_text(data.PreprocessSettings(input=source, out=out, processes=processes, **settings))
     return "\n".join(path.read_text() for path in sorted(out.rglob("*.txt")))
 
 
@@ -54,7 +56,7 @@ def pieces(tmp_path):
 
 def make(source, out, pieces, **settings):
     settings = {"processes": 1, "sequence_length": 32, "mask_tokens": 5, **settings}
-    tokenize.run(data.TokenizeSettings(input=source, out=out, vocab=pieces, **settings))
+    tokenize_text(data.TokenizeSettings(input=source, out=out, vocab=pieces, **settings))
     return out
 
 

@@ -22,6 +22,7 @@ from bert_cli.data.io.wrapping import (
     margins_of,
     wrapped_width,
 )
+from bert_cli.data.steps.preprocess import run
 from bert_cli.data.text import preprocess
 from bert_cli.errors import ConfigError, DataError
 
@@ -64,7 +65,7 @@ WRAPPERS = {
 
 def sentences(source, out, **settings):
     settings = {"sentence_splitter": "sentencex", "processes": 1, **settings}
-    preprocess.run(PreprocessSettings(input=source, out=out, **settings))
+    run(PreprocessSettings(input=source, out=out, **settings))
     text = "".join(path.read_text() for path in sorted(out.glob("*.txt")))
     return [line for line in text.split("\n") if line]
 

@@ -14,8 +14,8 @@ from support.corpora import open_stream
 
 from bert_cli.config.data import TokenizeSettings
 from bert_cli.data.examples.inspect import unmasked
-from bert_cli.data.records import tokenize
 from bert_cli.data.records.formats import Batch
+from bert_cli.data.steps.tokenize import run
 from bert_cli.facts.masking import Masking
 
 S, P = 48, 7
@@ -118,7 +118,7 @@ def read(tmp_path_factory):
             masks = {"duplication_factor": COPIES, "whole_word_masking": unit == "word"}
             settings = {"sequence_length": S, "mask_tokens": P, "masking": kind, "processes": 1}
             settings |= {"input": home / text, "vocab": str(home / "vocab.txt")}
-            tokenize.run(TokenizeSettings(out=out, **settings, **(masks if is_static else {})))
+            run(TokenizeSettings(out=out, **settings, **(masks if is_static else {})))
         masking = {} if is_static else {"masking": Masking(unit=unit)}
         reader = open_stream(out, seed=5, examples=1, micro=1, **masking)
         rows = Sequences(reader.rows(np.arange(min(22_000, reader.epoch_size))))

@@ -10,6 +10,7 @@ import pytest
 
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io.manifest import read_manifest
+from bert_cli.data.steps.preprocess import run as preprocess_text
 from bert_cli.data.text import duplicates, preprocess
 from bert_cli.data.text.duplicates import SIGNATURE_SIZE, equal_to_earlier, near_to_earlier
 from bert_cli.errors import ConfigError, DataError
@@ -40,7 +41,7 @@ def write(folder, files):
 
 def run(source, out, processes=1, **settings):
     settings = {"sentence_splitter": "lines", **settings}
-    preprocess.run(PreprocessSettings(input=source, out=out, processes=processes, **settings))
+    preprocess_text(PreprocessSettings(input=source, out=out, processes=processes, **settings))
     lines = [path.read_text() for path in sorted(out.glob("*.txt"))]
     return [text.split("\n") for file in lines for text in file.strip().split("\n\n") if text]
 
@@ -102,7 +103,7 @@ def test_nearly_equal_documents_are_dropped_from_the_threshold_on(tmp_path, caps
 def test_without_the_package_the_error_names_the_extra(source, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rensa", None)
     with pytest.raises(ConfigError, match=r"needs the extra 'near-duplicates'; pip install"):
-        run(source, tmp_path / "out", near_duplicates=0.8, sentence_splitter="punkt")
+        run(source, tmp_path / "out", near_duplicates=0.8)
     assert not (tmp_path / "out").exists()
     assert run(source, tmp_path / "out", deduplicate=True) == [A, B, C, D]
 

@@ -14,6 +14,7 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from bert_cli.config.data import VocabSettings
+from bert_cli.data.steps.vocab import run
 from bert_cli.data.tokens import hub, vocab
 from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.tokenizer import (
@@ -23,7 +24,7 @@ from bert_cli.data.tokens.tokenizer import (
     read_vocabulary,
     tokenizer_config,
 )
-from bert_cli.data.tokens.vocab import find_vocabulary, run
+from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.errors import ConfigError, DataError
 
 PIECES = ["the", "cat", "##s", "[PAD]", "[MASK]", "[UNK]", "[SEP]", "[CLS]"]

@@ -8,6 +8,7 @@ from bert_cli.cli import main
 from bert_cli.config.data import PreprocessSettings
 from bert_cli.data.io.files import Reading, recognise
 from bert_cli.data.io.manifest import read_manifest
+from bert_cli.data.steps.preprocess import run as preprocess_text
 from bert_cli.data.text import preprocess
 from bert_cli.data.text.preprocess import keep_abbreviations
 from bert_cli.errors import ConfigError, DataError
@@ -41,7 +42,7 @@ def bare(monkeypatch, tmp_path):
 
 
 def run(source, out, processes=1, **settings):
-    preprocess.run(PreprocessSettings(input=source, out=out, processes=processes, **settings))
+    preprocess_text(PreprocessSettings(input=source, out=out, processes=processes, **settings))
     return read_manifest(out)
 
 

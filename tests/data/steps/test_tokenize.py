@@ -22,6 +22,7 @@ from bert_cli.data.records.corpus import read_corpus
 from bert_cli.data.records.formats import parse_dynamic, parse_static
 from bert_cli.data.records.index import read_index
 from bert_cli.data.records.tokenize import encode_parts, plan_groups
+from bert_cli.data.steps.tokenize import run
 from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.tokenizer import (
     Normalization,
@@ -66,7 +67,7 @@ def home(tmp_path_factory):
 def make(home, out, **changed):
     settings = {"input": home / "sentences", "vocab": str(home / "vocab.txt"), "processes": 1}
     settings |= {"sequence_length": S, "mask_tokens": P} | changed
-    tokenize.run(TokenizeSettings(out=out, **settings))
+    run(TokenizeSettings(out=out, **settings))
     return out
 
 

@@ -17,6 +17,7 @@ from bert_cli.data.records.formats import (
     static_lengths,
     static_payloads,
 )
+from bert_cli.data.steps.inspect import run
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.parse.load import load
@@ -141,7 +142,7 @@ def make_records(folder, shards, kind="dynamic"):
 
 
 def inspected(capsys, *words):
-    inspect.run(load(InspectSettings, [str(word) for word in words], "bert inspect")[0])
+    run(load(InspectSettings, [str(word) for word in words], "bert inspect")[0])
     return capsys.readouterr().out
 
 

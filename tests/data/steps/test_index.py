@@ -14,8 +14,9 @@ import pytest
 from bert_cli.config.data import IndexSettings
 from bert_cli.data.records import tfrecord
 from bert_cli.data.records.corpus import read_corpus
-from bert_cli.data.records.index import read_index, record_files, run, write_corpus, write_index
+from bert_cli.data.records.index import read_index, record_files, write_corpus, write_index
 from bert_cli.data.records.tfrecord import RecordWriter
+from bert_cli.data.steps.index import run
 from bert_cli.errors import DataError
 
 DESCRIBED = {

@@ -17,10 +17,10 @@ from support.processes import wait_for
 from support.shards import make_inputs, prepared_shards, shout, start_shout, tree
 
 from bert_cli.config.data import TokenizeSettings
-from bert_cli.data.io import dask_backend
 from bert_cli.data.io.manifest import Shard, Stats, Step, read_manifest
-from bert_cli.data.io.runner import Workers, run_shards
-from bert_cli.data.records import tokenize
+from bert_cli.data.steps.tokenize import run as tokenize
+from bert_cli.data.workers import dask_backend
+from bert_cli.data.workers.runner import Workers, run_shards
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.versions import package_versions
 
@@ -135,7 +135,7 @@ def test_records_made_by_a_cluster_are_those_made_here(tmp_path, cluster, monkey
 
     def make(out, **where):
         given = {"input": "text", "out": out, "vocab": "vocab.txt", "sequence_length": 32}
-        tokenize.run(TokenizeSettings.model_validate({**given, "mask_tokens": 5, **where}))
+        tokenize(TokenizeSettings.model_validate({**given, "mask_tokens": 5, **where}))
         return tree(tmp_path / out)
 
     here, there = make("here"), make("there", **far)

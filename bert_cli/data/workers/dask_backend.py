@@ -8,17 +8,16 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import chdir, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from bert_cli.data.io import manifest
+from bert_cli.data.io.manifest import Convert, Results, Shard, Stats, Work, make_shard
 from bert_cli.errors import ConfigError, DataError, import_extra
 from bert_cli.files import JSONObject, read_json
-from bert_cli.processes import print_error
 from bert_cli.versions import package_versions
 
 if TYPE_CHECKING:
@@ -27,17 +26,18 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 30
 DISCONNECT_SECONDS = 2.0
 SECONDS_TO_APPEAR = 5.0  # a network file system may show the files of another machine late
-Results = Generator[tuple[manifest.Shard, manifest.Stats], None, None]
 SHARED_FOLDERS = "use a file system that all machines share under the same path"
+logger = logging.getLogger(__name__)
 
 
 def run_on_cluster(
-    output: manifest.OutputFolder,
-    shards: Iterable[manifest.Shard],
-    convert: manifest.Convert,
+    step: str,
+    works: Iterable[Work],
+    convert: Convert,
     scheduler: str,
+    versions: Mapping[str, str],
 ) -> Results:
-    """Yield each shard when it is finished, with its counts."""
+    """Make shards on a cluster whose machines have these versions of the packages."""
     client = _connect(scheduler)
     from cloudpickle import dumps
     from distributed import CancelledError, KilledWorker, as_completed
@@ -45,9 +45,8 @@ def run_on_cluster(
 
     # Ctrl-C during a call of the client makes tornado log a NameError; distributed's import sets this level too.
     logging.getLogger("tornado.application").setLevel(logging.CRITICAL)
-    step = output.step.name
     function = dumps(convert)
-    running: dict[Any, manifest.Shard] = {}
+    running: dict[Any, Work] = {}
     futures = as_completed(loop=client.loop)
     is_waiting = False
 
@@ -58,34 +57,34 @@ def run_on_cluster(
             workers = _count_workers(client)
             if not workers and not is_waiting:
                 is_waiting = True
-                print_error(f"{step}: the scheduler has no workers; waiting for some")
+                logger.warning(f"{step}: the scheduler has no workers; waiting for some")
             if len(running) < max(1, shards_per_worker * max(1, workers)):
                 return
             future = next(futures)
-            shard = running.pop(future)
+            work = running.pop(future)
             try:
                 stats, results = future.result()
             except KilledWorker as error:
                 raise DataError(
-                    f"{step} ({shard.output.as_posix()})",
+                    f"{step} ({work.shard.output.as_posix()})",
                     f"{error.allowed_failures + 1} workers were killed while they processed this shard "
                     f"(the last: {error.last_worker.address}), usually because memory ran out",
                     "start the workers with more memory and run the command again; it keeps what is finished",
                 ) from None
-            _wait_for(results / shard.output.name, "this machine")
-            os.replace(results, output.work_folder(shard) / "out")
-            yield shard, stats
+            _wait_for(results / work.shard.output.name, "this machine")
+            os.replace(results, work.folder / "out")
+            yield work, stats
 
     try:
-        for shard in shards:
-            prepared = output.prepare(shard)
-            folder = output.work_folder(shard).absolute()
+        for work in works:
+            folder = work.folder.absolute()
             folder.mkdir(parents=True, exist_ok=True)
-            prepared = replace(prepared, inputs=tuple(path.absolute() for path in prepared.inputs))
-            arguments = (prepared, folder, function, Path.cwd(), output.versions)
+            inputs = tuple(path.absolute() for path in work.prepared.inputs)
+            shard = replace(work.prepared, inputs=inputs)
+            arguments = (shard, folder, function, Path.cwd(), versions)
             key = f"bert-{step}-{shard.output}-{uuid4().hex}"
             future = client.submit(run_on_worker, *arguments, key=key, pure=False)
-            running[future] = shard
+            running[future] = work
             futures.add(future)
             yield from finished(shards_per_worker=2)
         yield from finished(shards_per_worker=0)
@@ -143,12 +142,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def run_on_worker(
-    shard: manifest.Shard,
+    shard: Shard,
     folder: Path,
     function: bytes,
     command_folder: Path,
     versions: Mapping[str, str],
-) -> tuple[manifest.Stats, Path]:
+) -> tuple[Stats, Path]:
     """Make a shard; return its counts and the folder with its files.
 
     Relative paths start in `command_folder`. Raises DataError where this machine does not see the folders or has other
@@ -168,7 +167,7 @@ def run_on_worker(
         _wait_for(path, worker)
     attempt = folder / uuid4().hex
     with chdir(command_folder) if command_folder.is_dir() else nullcontext():
-        stats = manifest.make_shard(shard, attempt, cloudpickle.loads(function))
+        stats = make_shard(shard, attempt, cloudpickle.loads(function))
     return stats, attempt / "out"
 
 

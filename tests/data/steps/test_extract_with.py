@@ -7,7 +7,7 @@ import pytest
 from support.dumps import HEADER, articles, dump, page, run, tree
 from support.processes import alive, wait_for
 
-from bert_cli.data.text import extract
+from bert_cli.data.workers import program as programs
 from bert_cli.errors import ConfigError, DataError
 
 # A program for --with: it gets a dump as its last argument.
@@ -87,7 +87,7 @@ def test_a_program_that_fails_ends_the_step(tmp_path, body, problem):
 
 def test_a_program_that_is_missing_is_refused(tmp_path, monkeypatch):
     source = dump(tmp_path / "dump.xml", articles(1))
-    monkeypatch.setattr(extract, "find_spec", lambda _: None)
+    monkeypatch.setattr(programs, "find_spec", lambda _: None)
     for words, problem in (
         ("wikiextractor", r"\(wikiextractor\): needs the extra 'wikiextractor'; pip"),
         ("no-such-program --format jsonl", r"\(no-such-program .*\): no such program; install it"),
@@ -106,8 +106,8 @@ def test_lost_pages_are_counted_and_named(tmp_path):
 
 
 def test_a_program_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
-    monkeypatch.setattr(extract, "SECONDS_PER_CHUNK", 1.0)
-    monkeypatch.setattr(extract, "SECONDS_PER_MEGABYTE", 0.0)
+    monkeypatch.setattr(programs, "SECONDS", 1.0)
+    monkeypatch.setattr(programs, "SECONDS_PER_MEGABYTE", 0.0)
     body = f"""if "Article 1<" in open(sys.argv[-1]).read():
     child = subprocess.Popen(["sleep", "60"])
     open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))

@@ -13,10 +13,12 @@ from support.processes import alive, wait_for
 from support.shards import make_inputs, prepared_shards, shout, start_shout, tree
 from support.terminal import Terminal
 
-from bert_cli.data.io import manifest, runner
+from bert_cli import progress
+from bert_cli.data.io import manifest
 from bert_cli.data.io.inputs import find_files
 from bert_cli.data.io.manifest import Shard, Stats, Step, read_manifest
-from bert_cli.data.io.runner import Progress, Workers, run_shards
+from bert_cli.data.workers import runner
+from bert_cli.data.workers.runner import Workers, run_shards
 from bert_cli.errors import DataError
 
 
@@ -83,8 +85,8 @@ def test_outputs_with_similar_names_are_made_in_folders_of_their_own(tmp_path, p
     names = ["a/b", "a+b", "c/a/b", "c+a/b", "x" * 200]
     (shard,) = make_inputs(tmp_path, 1)
     shards = [Shard(shard.inputs, Path(name)) for name in names]
-    with manifest.open_output(Step("shout", tmp_path / "out")) as output:
-        assert len(set(map(output.work_folder, shards))) == len(names)
+    with runner.open_output(Step("shout", tmp_path / "out")) as output:
+        assert len({output.begin(shard).folder for shard in shards}) == len(names)
     run(shards, tmp_path / "out", processes)
     assert all((tmp_path / "out" / name).is_file() for name in names)
 
@@ -137,7 +139,7 @@ def test_files_of_others_are_not_overwritten_and_a_folder_in_use_is_refused(tmp_
     with pytest.raises(DataError, match=r"in/00\): is a file and must be a folder"):
         run(make_inputs(tmp_path), tmp_path / "in/00/deeper")
     with (
-        manifest.open_output(Step("shout", tmp_path / "used")),
+        runner.open_output(Step("shout", tmp_path / "used")),
         pytest.raises(DataError, match="another process is using it"),
     ):
         run(make_inputs(tmp_path), tmp_path / "used")
@@ -222,15 +224,15 @@ def test_a_file_system_without_locks_is_reported_and_used(tmp_path, monkeypatch,
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch, capsys):
-    monkeypatch.setattr(runner, "SECONDS_BETWEEN_LINES", 0.0)
-    with Progress("shout", 40_000_000, 10_000_000) as bar:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    with progress.Progress("shout", 40_000_000, 10_000_000) as bar:
         bar.started -= 10.0
         bar.advance(20_000_000)
     assert capsys.readouterr().err == "shout: 30.0 of 40.0 MB (75 %), 2.0 MB/s\n"
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "110")
-    with Progress("shout", 4_000_000) as bar:
+    with progress.Progress("shout", 4_000_000) as bar:
         bar.advance(1_000_000)
         bar.live.refresh()
         assert "shout: 1.0 of 4.0 MB (25 %), " in sys.stderr.getvalue()

@@ -11,6 +11,7 @@ import pytest
 from bert_cli.config.data import DownloadSettings
 from bert_cli.data.io.inputs import find_files
 from bert_cli.data.io.manifest import read_manifest
+from bert_cli.data.steps.download import run
 from bert_cli.data.text import download
 from bert_cli.errors import ConfigError, DataError
 
@@ -106,7 +107,7 @@ def server(monkeypatch):
 
 
 def fetch(server, out, date="latest"):
-    download.run(DownloadSettings(out=out, language="xx", date=date))
+    run(DownloadSettings(out=out, language="xx", date=date))
 
 
 def assert_fetched(out, body=BODY, name=NAME):
@@ -238,15 +239,15 @@ def test_a_server_that_cannot_be_reached_is_an_error_after_some_attempts(
 
 
 def test_the_sample_is_copied_and_needs_no_network(tmp_path):
-    download.run(DownloadSettings(out=tmp_path, sample=True))
+    run(DownloadSettings(out=tmp_path, sample=True))
     sample = download.sample_dump()
     copy, before = tmp_path / sample.name, (tmp_path / sample.name).stat()
     assert copy.read_bytes() == sample.read_bytes()
-    download.run(DownloadSettings(out=tmp_path, sample=True))
+    run(DownloadSettings(out=tmp_path, sample=True))
     assert copy.stat().st_mtime_ns == before.st_mtime_ns  # `bert extract` compares it
     copy.write_bytes(b"x" * before.st_size)
-    download.run(DownloadSettings(out=tmp_path, sample=True))
+    run(DownloadSettings(out=tmp_path, sample=True))
     assert copy.read_bytes() == sample.read_bytes()
     assert find_files(tmp_path, read_manifest(tmp_path)) == [tmp_path / sample.name]
     with pytest.raises(ConfigError, match="language: has no effect with --sample"):
-        download.run(DownloadSettings(out=tmp_path, sample=True, language="de"))
+        run(DownloadSettings(out=tmp_path, sample=True, language="de"))

@@ -1,0 +1,1 @@
+"""The commands of data, each a file with `run(settings)`."""

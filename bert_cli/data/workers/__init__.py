@@ -1,0 +1,1 @@
+"""The work on shards: restarts, processes, clusters and other programs."""
