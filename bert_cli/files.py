@@ -1,4 +1,4 @@
-"""Atomic writes, file locks, JSON files checked against a type, checksums, free disk space.
+"""Atomic writes, file locks, JSON files checked against a type, checksums.
 
 Files of earlier runs may have been edited, truncated or replaced, so `read_json` validates them against a type and its
 callers need no checks. Every output is written to a partial file and renamed when it is complete.
@@ -27,6 +27,7 @@ from pydantic import (
     ValidationInfo,
 )
 
+from bert_cli.disk import free_bytes
 from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
 from bert_cli.processes import print_error, print_line
 from bert_cli.text import format_bytes
@@ -431,26 +432,3 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False  # no such file, or a file system without locks
     return False
-
-
-# --- disk space
-
-
-def size_of(files: Iterable[Path]) -> int:
-    """Return the bytes of some files together."""
-    return sum(path.stat().st_size for path in files)
-
-
-def existing(path: Path) -> Path:
-    """Return a path, or the nearest folder above it that exists."""
-    return next(place for place in (path, *path.absolute().parents) if place.exists())
-
-
-def is_writable(folder: Path) -> bool:
-    """Return whether files can be written into a folder, which may be absent."""
-    return existing(folder).is_dir() and os.access(existing(folder), os.W_OK)
-
-
-def free_bytes(folder: Path) -> int:
-    """Return the bytes that this user may still write on a folder's disk; the folder may be absent."""
-    return shutil.disk_usage(existing(folder)).free

@@ -35,7 +35,7 @@ from bert_cli.commands import COMMANDS
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import TrainSettings
 from bert_cli.data.examples.reader import Batching
-from bert_cli.data.finetune.features import FeatureReader
+from bert_cli.data.finetune.readers import FeatureReader
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.engine import UpdateRequest
 from bert_cli.parallel.jax.engine import JaxEngine
@@ -45,7 +45,7 @@ from bert_cli.parse.load import load
 from bert_cli.planning.layout import fullest
 from bert_cli.tasks.run import corpora
 from bert_cli.tasks.run.build import model_of
-from bert_cli.tasks.run.finetune import synthetic_examples
+from bert_cli.tasks.run.finetune_steps import synthetic_examples
 from bert_cli.tasks.run.resolve import layout_of, runtime
 
 # XLA's GpuTargetConfigProto of a GPU; openxla/xla has more of them in xla/backends/gpu/target_config/specs.
@@ -119,7 +119,7 @@ def micro_batch_of(order: Any) -> Any:
     batching = Batching(size, size)
     if isinstance(order, PretrainSettings):
         return corpora.synthetic(order, batching).first_micro_batches(1)
-    features = synthetic_examples(order, size, 2)
+    features = synthetic_examples(order, size)
     return FeatureReader(features, batching, order.seed, order.max_seq_length)[0]
 
 

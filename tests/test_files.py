@@ -16,12 +16,12 @@ from support.terminal import Terminal
 
 import bert_cli
 from bert_cli import files
+from bert_cli.disk import free_bytes
 from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.files import (
     atomic_file,
     atomic_folder,
     check_new_folder,
-    free_bytes,
     is_locked,
     lock_file,
     name_path,

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "bert_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = {
-    "errors": -2, "text": -2, "arrays": -2, "versions": -2, "processes": -1, "files": 0, "progress": 1,
+    "errors": -2, "text": -2, "disk": -2, "arrays": -2, "versions": -2, "processes": -1, "files": 0, "progress": 1,
     "settings": 1, "facts": 1, "config": 1, "parse": 1,
     "planning": 2, "commands": 2,
     "data": 3, "model": 3, "optim": 3, "parallel": 4, "train": 5, "tasks": 6, "cli": 7, "__init__": 7, "__main__": 8,

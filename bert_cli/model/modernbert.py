@@ -184,30 +184,35 @@ def padded(x: Tensor, axis: int, before: int, after: Tensor) -> Tensor:
     return ops.pad(x, padding)
 
 
+def in_parts(x: Tensor, rows: int) -> Tensor:
+    """[B, n, S, m] -> [K, B, n, rows, m], the last part with zeros."""
+    length = ops.shape(x)[2]
+    count = -(-length // rows)
+    x = padded(x, 2, 0, count * rows - length)
+    shape = (*ops.shape(x)[:2], count, rows, x.shape[3])
+    return ops.transpose(ops.reshape(x, shape), (2, 0, 1, 3, 4))
+
+
+def joined(parts: Tensor, length: Tensor) -> Tensor:
+    """[K, B, n, rows, m] -> [B, n, S, m], without the zeros after `length` rows."""
+    count, batch, heads, rows, _ = ops.shape(parts)
+    parts = ops.transpose(parts, (1, 2, 0, 3, 4))
+    return ops.reshape(parts, (batch, heads, count * rows, parts.shape[4]))[:, :, :length]
+
+
 def attended_by_queries(
     query_BNSH: Tensor, key_BNSH: Tensor, value_BNSH: Tensor, bias: Tensor, rows: int
 ) -> Tensor:
     """Return the context [B, N, S, H], computed for `rows` queries at a time; only the inputs are saved."""
     length = ops.shape(query_BNSH)[2]
-    count = -(-length // rows)
-    rest = count * rows - length
-
-    def parts_of(x: Tensor) -> Tensor:
-        """[B, n, S, m] -> [K, B, n, rows, m], the last part with zeros."""
-        x = padded(x, 2, 0, rest)
-        shape = (*ops.shape(x)[:2], count, rows, x.shape[3])
-        return ops.transpose(ops.reshape(x, shape), (2, 0, 1, 3, 4))
-
-    def joined(parts: Tensor) -> Tensor:
-        parts = ops.transpose(parts, (1, 2, 0, 3, 4))
-        shape = (*ops.shape(parts)[:2], count * rows, parts.shape[4])
-        return ops.reshape(parts, shape)[:, :, :length]
 
     def operation(
         bias: Tensor, query: Tensor, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Operation]:
-        is_equal_for_queries = bias.shape[2] == 1
-        queries = (parts_of(query),) if is_equal_for_queries else (parts_of(query), parts_of(bias))
+        queries = [in_parts(query, rows)]
+        if bias.shape[2] > 1:  # else it is the same for all queries
+            queries.append(in_parts(bias, rows))
+        count = ops.shape(queries[0])[0]
 
         def probabilities(query: Tensor, part_bias: Tensor = bias) -> Tensor:
             scores = float32(matmul(query, key, transpose_b=True))
@@ -224,7 +229,7 @@ def attended_by_queries(
             return ops.where(ops.equal(numbers, number), part[None], contexts)
 
         def pull(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            parts = parts_of(gradient), *queries
+            parts = in_parts(gradient, rows), *queries
 
             def add(number: Tensor, totals: Sequence[Tensor]) -> list[Tensor]:
                 query_gradient, key_gradient, value_gradient = totals
@@ -245,12 +250,13 @@ def attended_by_queries(
 
             zeros = [ops.zeros_like(x) for x in (queries[0], float32(key), float32(value))]
             query_gradient, *sums = ops.fori_loop(0, count, add, zeros)
-            return joined(query_gradient), *(ops.cast(x, query.dtype) for x in sums)
+            return joined(query_gradient, length), *(ops.cast(x, query.dtype) for x in sums)
 
         # TensorFlow would compute ten parts at once, with the scores of all.
         if BACKEND == "jax":
-            return joined(ops.map(context, queries)), pull
-        return joined(ops.fori_loop(0, count, put, ops.zeros_like(queries[0]))), pull
+            return joined(ops.map(context, queries), length), pull
+        contexts = ops.fori_loop(0, count, put, ops.zeros_like(queries[0]))
+        return joined(contexts, length), pull
 
     return custom_gradient(operation, bias)(query_BNSH, key_BNSH, value_BNSH)
 

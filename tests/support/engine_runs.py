@@ -73,7 +73,7 @@ def run(described: str) -> Result:
     from bert_cli.config import finetune as kinds
     from bert_cli.config.pretrain import PretrainSettings
     from bert_cli.optim.schedule import LossScale
-    from bert_cli.tasks.run import build, corpora, finetune, resolve, start
+    from bert_cli.tasks.run import build, corpora, finetune, finetune_steps, resolve, start
     from bert_cli.train import checkpoint
     from bert_cli.train.loop import copy_state
 
@@ -89,7 +89,7 @@ def run(described: str) -> Result:
     else:
         settings = getattr(kinds, f"{of['kind']}Settings").model_validate(of["values"])
         mesh = resolve.open_mesh(settings)
-        features = finetune.synthetic_examples(settings, 200, labels)
+        features = finetune_steps.synthetic_examples(settings, 200, labels)
         plan, stream, sample = finetune.open_features(settings, features, mesh)
         held_out = [features.batch(np.arange(rows), settings.max_seq_length) for rows in (8, 5)]
     with pytest.MonkeyPatch.context() as patch:

@@ -87,6 +87,35 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     written = (line.strip(" \t") for line in lines if not line.startswith("# "))
     separator = "\t" if any("\t" in line for line in written) else " "
     remarks: Counter[str] = Counter()
+    rows, documents = _rows_of(path, lines, separator, remarks)
+    column = _word_column(rows)
+    words = [[cells[column] for _, cells in sentence] for sentence in rows]
+    language = _LANGUAGE.match(words[0][0])
+    if language and all(word.startswith(language[0]) for sentence in words for word in sentence):
+        # A word of the language alone was a space.
+        prefix = language[0]
+        words = [[word.removeprefix(prefix) or word for word in sentence] for sentence in words]
+        remarks[PREFIXED] = sum(map(len, words))
+    remarks[REPEATED] = repeats([[" ".join(sentence)] for sentence in words])
+    remarks[COUNTED] = column * len(words)
+    tags = [[(where, cells[-1]) for where, cells in sentence] for sentence in rows]
+    if label_names is None:
+        marked = [(where, tag[1:]) for where, tag in chain.from_iterable(tags) if tag != "O"]
+        if not marked:
+            problem = "has no entity: the label in the last column of each line is O"
+            raise DataError(str(path), problem, "use a file whose last column labels entities")
+        check_spellings((where, kind[1:]) for where, kind in marked)
+        types = sorted({kind for _, kind in marked})
+        label_names = ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
+    labels = [label_numbers(sentence, label_names).tolist() for sentence in tags]
+    documents = documents if len({*documents}) > 1 else []
+    return Sentences(words, labels, tuple(label_names), +remarks, documents)
+
+
+def _rows_of(
+    path: Path, lines: Sequence[str], separator: str, remarks: Counter[str]
+) -> tuple[list[list[Line]], list[int]]:
+    """Return the lines of each sentence, whose labels are BIO, and the number of its document."""
     rows: list[list[Line]] = []
     documents: list[int] = []
     columns = 0
@@ -121,28 +150,7 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
     if not rows:
         remedy = "use a CoNLL file, with a word and its label on each line"
         raise DataError(str(path), "contains no sentences", remedy)
-    column = _word_column(rows)
-    words = [[cells[column] for _, cells in sentence] for sentence in rows]
-    language = _LANGUAGE.match(words[0][0])
-    if language and all(word.startswith(language[0]) for sentence in words for word in sentence):
-        # A word of the language alone was a space.
-        prefix = language[0]
-        words = [[word.removeprefix(prefix) or word for word in sentence] for sentence in words]
-        remarks[PREFIXED] = sum(map(len, words))
-    remarks[REPEATED] = repeats([[" ".join(sentence)] for sentence in words])
-    remarks[COUNTED] = column * len(words)
-    tags = [[(where, cells[-1]) for where, cells in sentence] for sentence in rows]
-    if label_names is None:
-        marked = [(where, tag[1:]) for where, tag in chain.from_iterable(tags) if tag != "O"]
-        if not marked:
-            problem = "has no entity: the label in the last column of each line is O"
-            raise DataError(str(path), problem, "use a file whose last column labels entities")
-        check_spellings((where, kind[1:]) for where, kind in marked)
-        types = sorted({kind for _, kind in marked})
-        label_names = ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
-    labels = [label_numbers(sentence, label_names).tolist() for sentence in tags]
-    documents = documents if len({*documents}) > 1 else []
-    return Sentences(words, labels, tuple(label_names), +remarks, documents)
+    return rows, documents
 
 
 def _word_column(sentences: Sequence[Sequence[Line]]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -161,38 +161,16 @@ def read_table(
     warning that names the rows of a text with different labels. Raises DataError with file and line.
     """
     remarks: Counter[str] = Counter()
-    texts: list[tuple[str, ...]] = []
-    wheres: list[str] = []
-    lists: list[tuple[str, ...]] = []
-    is_several = False  # whether rows have lists of labels
-    faults: list[DataError] = []
-    needed = [*text_columns, *label_columns]
-    for where, row in table_rows(path, needed, remarks, remedy=COLUMN if label_columns else ""):
-        try:
-            texts.append(tuple(text_of(row, name, where) for name in text_columns))
-            if label_columns:
-                labels, is_list = labels_of(row, label_columns, label_separator, where)
-                if lists and is_list != is_several:
-                    problem = "differs from the first row: only one of them has a list of labels"
-                    raise DataError(where, problem, "write a list in each row, or in none")
-                is_several = is_list
-                wheres.append(where)
-                lists.append(labels)
-        except DataError as error:
-            faults.append(error)
-            if len(faults) == MOST_FAULTS:
-                break
-    if faults:
-        raise combine(faults)
-    if not texts:
-        raise DataError(str(path), "contains no rows", "use a file that contains examples")
+    rows = _read_rows(path, text_columns, label_columns, label_separator, remarks)
+    texts = [row.texts for row in rows]
     if files.format_by_name(path) == "tsv":
         flat = [text for row in texts for text in row]
         remarks[QUOTED] = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in flat)
     ids = list(map(str, range(len(texts))))
     if not label_columns:
         return examples_of(texts, None, ids, None, remarks)
-    is_alone = label_names is None and not any(len(row) > 1 for row in lists)
+    lists = [row.labels for row in rows]
+    is_alone = label_names is None and not any(len(labels) > 1 for labels in lists)
     if any(lists) and label_separator is not None and is_alone:
         problem = "does not separate labels: no text has two"
         remedy = "do not set it, or set another"
@@ -202,8 +180,10 @@ def read_table(
         columns = [str(number) for number in range(len(lists[0]))]
         lists = marked
         remarks[MULTI_HOT] = len(lists)
-    _warn_of_contradictions(texts, wheres, lists)
-    words = [(where, word) for where, row in zip(wheres, lists, strict=True) for word in row]
+    _warn_of_contradictions(rows, lists)
+    words = []
+    for row, labels in zip(rows, lists, strict=True):
+        words += [(row.where, label) for label in labels]
     check_spellings(words)
     names = tuple(label_names or columns or sorted_labels(word for _, word in words))
     source = f"{path} ({label_columns[0]})"
@@ -212,10 +192,52 @@ def read_table(
         problem = f"has one label, '{names[0]}'" if names else "has no label in any row"
         raise DataError(source, problem, remedy)
     numbers: Labels = label_numbers(words, names)
-    if is_several:
-        numbers = _several(numbers, [len(row) for row in lists], len(names), source)
+    if rows[0].is_list:
+        numbers = _several(numbers, [len(labels) for labels in lists], len(names), source)
         remarks[UNLABELLED] = int(np.count_nonzero(~numbers.any(1)))
     return examples_of(texts, numbers, ids, names, remarks)
+
+
+class _Row(NamedTuple):
+    """A row of a table: its place in the file, its texts and its labels."""
+
+    where: str
+    texts: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    is_list: bool = False
+    """Whether the labels are a list, which may be empty; equal in all rows of a table."""
+
+
+def _read_rows(
+    path: Path,
+    text_columns: Sequence[str],
+    label_columns: Sequence[str],
+    label_separator: str | None,
+    remarks: Counter[str],
+) -> list[_Row]:
+    """Return the rows of a table. Raises DataError for the first faults together, or where there are no rows."""
+    rows: list[_Row] = []
+    faults: list[DataError] = []
+    needed = [*text_columns, *label_columns]
+    for where, row in table_rows(path, needed, remarks, remedy=COLUMN if label_columns else ""):
+        try:
+            read = _Row(where, tuple(text_of(row, name, where) for name in text_columns))
+            if label_columns:
+                labels, is_list = labels_of(row, label_columns, label_separator, where)
+                read = read._replace(labels=labels, is_list=is_list)
+            if rows and read.is_list != rows[0].is_list:
+                problem = "differs from the first row: only one of them has a list of labels"
+                raise DataError(where, problem, "write a list in each row, or in none")
+            rows.append(read)
+        except DataError as error:
+            faults.append(error)
+            if len(faults) == MOST_FAULTS:
+                break
+    if faults:
+        raise combine(faults)
+    if not rows:
+        raise DataError(str(path), "contains no rows", "use a file that contains examples")
+    return rows
 
 
 def _several(numbers: Labels, sizes: Sequence[int], labels: int, source: str) -> Labels:
@@ -229,22 +251,21 @@ def _several(numbers: Labels, sizes: Sequence[int], labels: int, source: str) ->
     return several
 
 
-def _warn_of_contradictions(
-    texts: Sequence[tuple[str, ...]], wheres: Sequence[str], labels: Sequence[tuple[str, ...]]
-) -> None:
+def _warn_of_contradictions(rows: Sequence[_Row], lists: Sequence[tuple[str, ...]]) -> None:
     """Print a warning that names the rows whose text has another label in an earlier row."""
-    rows: dict[tuple[str, ...], tuple[str, object]] = {}
-    others = []
-    for text, where, label in zip(texts, wheres, labels, strict=True):
-        word = " and ".join(sorted({*label})) or "no label"
-        earlier, before = rows.setdefault(tuple(map(plain, text)), (where, word))
-        if word != before:
-            others.append(f"{where} has {word}, and {earlier} {before}")
-    if others:
-        more = len(others) - MOST_NAMED
-        shown = "; ".join(others[:MOST_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
+    first: dict[tuple[str, ...], tuple[str, str]] = {}  # text -> the first row with it, its label
+    contradictions = []
+    for row, labels in zip(rows, lists, strict=True):
+        label = " and ".join(sorted({*labels})) or "no label"
+        earlier, before = first.setdefault(tuple(map(plain, row.texts)), (row.where, label))
+        if label != before:
+            contradictions.append(f"{row.where} has {label}, and {earlier} {before}")
+    if contradictions:
+        shown = "; ".join(contradictions[:MOST_NAMED])
+        if len(contradictions) > MOST_NAMED:
+            shown += f"; and {len(contradictions) - MOST_NAMED:,} more"
         problem = "with the same text as an earlier row, but another label"
-        logger.warning(f"warning: {count(len(others), 'row')} {problem}: {shown}")
+        logger.warning(f"warning: {count(len(contradictions), 'row')} {problem}: {shown}")
 
 
 def examples_of(

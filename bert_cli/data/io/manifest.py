@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from bert_cli import files
+from bert_cli import disk, files
 from bert_cli.errors import DataError
 from bert_cli.files import JSON, InnerPath, JSONObject
 from bert_cli.versions import package_versions
@@ -67,7 +67,7 @@ class Shard:
 
     def size(self) -> int:
         """Return the shard's part of the progress bar."""
-        return files.size_of(self.inputs) if self.weight is None else self.weight
+        return disk.size_of(self.inputs) if self.weight is None else self.weight
 
 
 class Work(NamedTuple):
@@ -89,8 +89,8 @@ def make_shard(shard: Shard, folder: Path, convert: Convert) -> Stats:
     stats = convert(shard.inputs, target, **shard.arguments)
     results = list(target.parent.iterdir())
     files.fsync_paths(results)
-    bytes_in = stats.bytes_in or files.size_of(shard.inputs)
-    return replace(stats, bytes_in=bytes_in, bytes_out=files.size_of(results))
+    bytes_in = stats.bytes_in or disk.size_of(shard.inputs)
+    return replace(stats, bytes_in=bytes_in, bytes_out=disk.size_of(results))
 
 
 @dataclass(frozen=True)

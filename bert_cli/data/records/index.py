@@ -30,8 +30,9 @@ from bert_cli.data.tokens import tokenizer
 from bert_cli.data.tokens.notation import WORDPIECE
 from bert_cli.data.tokens.tokenizer import Vocabulary
 from bert_cli.data.tokens.vocab import find_of_any_case
+from bert_cli.disk import size_of
 from bert_cli.errors import DataError
-from bert_cli.files import FORMAT, JSON, JSONObject, atomic_file, size_of, write_json_atomically
+from bert_cli.files import FORMAT, JSON, JSONObject, atomic_file, write_json_atomically
 
 INDEX_FRACTION = 0.05  # bytes of an index for a byte of records, at most
 OFFSETS_FRACTION = 0.6  # bytes of corpus.offsets for a byte of the indexes, at most

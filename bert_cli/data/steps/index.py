@@ -8,7 +8,7 @@ from bert_cli.data.records import index
 from bert_cli.data.records.corpus import CORPUS, RecordFiles, check_checksums, read_corpus
 from bert_cli.data.workers.pool import run_in_threads
 from bert_cli.data.workers.runner import summary
-from bert_cli.files import size_of
+from bert_cli.disk import size_of
 from bert_cli.processes import print_line
 from bert_cli.settings.markers import recorded
 

@@ -36,8 +36,9 @@ from bert_cli.data.io.manifest import (
 )
 from bert_cli.data.workers.dask_backend import run_on_cluster
 from bert_cli.data.workers.pool import run_in_processes
+from bert_cli.disk import existing, free_bytes
 from bert_cli.errors import DataError
-from bert_cli.files import JSON, InnerPath, JSONObject, free_bytes, name_path
+from bert_cli.files import JSON, InnerPath, JSONObject, name_path
 from bert_cli.progress import Progress
 from bert_cli.text import count, format_bytes
 from bert_cli.versions import package_versions
@@ -213,7 +214,7 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
 
 def check_is_folder(out: Path) -> None:
     """Raise DataError when OUT or a parent folder is a file."""
-    if not (place := files.existing(out)).is_dir():
+    if not (place := existing(out)).is_dir():
         problem = "is a file and must be a folder"
         raise DataError(f"out ({place})", problem, "choose another path")
 

@@ -24,6 +24,7 @@ from bert_cli.tasks.look import machine
 from bert_cli.tasks.run import finetune, pretrain
 from bert_cli.tasks.run import train as training
 from bert_cli.tasks.run.build import Run
+from bert_cli.tasks.run.finetune_steps import steps_of
 from bert_cli.tasks.run.job import Draft, Job
 from bert_cli.tasks.run.resolve import runtime
 from bert_cli.train.loop import Hook, Info
@@ -149,7 +150,7 @@ def resolve(settings: BenchRunSettings, stack: ExitStack) -> Job:
     else:
         changes |= {"do_validation": False, "evaluate_every_steps": None}
         draft = Draft(settings.model_copy(update=changes), stack)
-        draft.take(finetune.steps_of(squad.build))
+        draft.take(steps_of(squad.build))
         job = finetune.resolve(draft)
     # A shorter run is extended, so that the learning rate is defined for all measured steps.
     last = settings.warmup_steps + settings.steps

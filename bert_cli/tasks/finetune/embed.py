@@ -2,13 +2,15 @@
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
+from bert_cli.arrays import Floats32
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.data.finetune.features import PackReader, TextReader
+from bert_cli.data.finetune.readers import PackReader, TextReader
 from bert_cli.data.finetune.simple import bm25
 from bert_cli.data.finetune.split import held_out_rows, warn_of_shared
 from bert_cli.data.finetune.tables import REPEATED, TextExamples, repeats, samples_of
@@ -20,6 +22,7 @@ from bert_cli.tasks.finetune.contrast import ROWS, Contrast, add_candidates, add
 from bert_cli.tasks.finetune.texts import features_of_texts
 from bert_cli.tasks.model import models
 from bert_cli.tasks.run import finetune
+from bert_cli.tasks.run.finetune_steps import steps_of
 from bert_cli.tasks.run.task import Logits, Result, Task
 from bert_cli.tasks.run.teacher import with_vectors
 
@@ -36,94 +39,108 @@ def run(settings: EmbedSettings) -> None:
         remedy = "pass --validation-file or --retrieval-file, or --no-do-validation"
         raise ConfigError("do_validation", "has nothing to score on without pairs", remedy)
     needs_texts = settings.do_training or not is_scored
-    finetune.run(settings, finetune.steps_of(build, ("train_file",) if needs_texts else ()))
+    finetune.run(settings, steps_of(build, ("train_file",) if needs_texts else ()))
+
+
+@dataclass
+class Data:
+    """The texts of a run, and what the vectors of those that are scored are compared with."""
+
+    texts: dict[str, Sequence[str]] = field(default_factory=dict)
+    """The texts of each set; "train" is for training."""
+    pairs: Sequence[Sequence[str]] = ()
+    similarities: Floats32 | None = None
+    """The score of each of the pairs."""
+    retrieval: embeddings.Retrieval | None = None
+    is_split: bool = False
+    """Whether the scored texts are held out of the training file."""
 
 
 def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:
     """Return the task: the training texts, and the validation texts with their judgements."""
-    file = settings.train_file
-    is_scored = settings.do_validation
     hidden_size = settings.bert_config.hidden_size
     if (longest := max(settings.prefixes, default=0)) > hidden_size:
         problem = f"is more than the {hidden_size} values of the model's vectors"
         raise ConfigError(f"matryoshka ({longest})", problem, f"leave {longest} out")
-    rows = embeddings.read_texts(file, settings.columns) if file else []
-    texts: dict[str, Sequence[str]] = {}
-    scored: dict[str, Sequence[Sequence[str]]] = {}
-    judged = retrieval = None
-    if is_scored and settings.validation_file is not None:
-        pairs, judged = embeddings.read_similarities(settings.validation_file)
-        texts["first"], texts["second"] = zip(*pairs, strict=True)
-        scored["validation_file"] = pairs
-    if is_scored and settings.retrieval_file is not None:
-        retrieval = embeddings.read_retrieval(settings.retrieval_file)
-        scored["retrieval_file"] = [[query] for query in retrieval.queries]
-    is_split = is_scored and judged is None and retrieval is None
-    if is_split:
-        rows, scored["held-out rows"] = _hold_out(rows, settings)
-        retrieval = embeddings.retrieval_of_pairs(scored["held-out rows"])
-    if retrieval is not None:
-        texts |= {"queries": retrieval.queries, "documents": retrieval.documents}
-    if settings.do_training:
-        warn_of_shared("train", rows, scored)
-        times = settings.texts_per_example // len(settings.columns)  # twice for SimCSE
-        texts["train"] = [text for row in rows for text in row * times]
-    sets = {
-        name: features_of_texts(
-            TextExamples(list(column), None, None, [], None), name, settings, tokenizer, "texts"
-        )
-        for name, column in texts.items()
-    }
-
+    data = _read(settings)
+    sets = {}
+    for name, column in data.texts.items():
+        examples = TextExamples(list(column), None, None, [], None)
+        sets[name] = features_of_texts(examples, name, settings, tokenizer, "texts")
+    rows = settings.global_batch.examples
     sizes = (hidden_size, *settings.prefixes)
-
-    def evaluate(logits: Logits) -> Result:
-        samples: dict[str, Sample] = {}
-        for size in sizes:
-            vectors = {name: complete[:, :size] for name, complete in logits.items()}
-            of_size: dict[str, Sample] = {}
-            if judged is not None:
-                cosines = embeddings.cosines(vectors["first"], vectors["second"])
-                of_size |= samples_of(["spearman"], judged, cosines, identify(pairs))
-            if retrieval is not None:
-                rankings = embeddings.ranked(vectors["queries"], vectors["documents"])
-                of_size |= embeddings.retrieval_samples(rankings, retrieval)
-            suffix = "" if size == hidden_size else f"_dim{size}"
-            samples |= {f"{name}{suffix}": sample for name, sample in of_size.items()}
-        return Result(samples)
-
-    size = settings.global_batch.examples
-    is_one = size == settings.global_batch.micro_batch_size <= ROWS
+    contrast = Contrast(rows, settings.texts_per_example, settings.temperature, sizes)
     # The vector of [CLS] needs a text at the start of each row.
     is_packed = settings.pooling == "mean"
-    contrast = Contrast(size, settings.texts_per_example, settings.temperature, sizes)
-    has_teacher = settings.distillation.teacher is not None
-    return Task(
+    # A step of one micro-batch has all vectors at once, and its scores must fit into memory.
+    is_at_once = is_packed and rows == settings.global_batch.micro_batch_size <= ROWS
+    task = Task(
         labels=hidden_size,
         label_names=None,
         train=sets.pop("train", None),
         development=sets,
-        evaluate=evaluate,
-        best="ndcg_10" if judged is None else "spearman",
-        prepare=partial(add_candidates if is_packed and is_one else add_gradients, contrast),
+        evaluate=partial(_evaluate, data, sizes),
+        best="ndcg_10" if data.similarities is None else "spearman",
+        prepare=partial(add_candidates if is_at_once else add_gradients, contrast),
         reader=PackReader if is_packed else TextReader,
         digits=4,
-        held_out="" if retrieval is None else retrieval.examples.digest,
-        baselines=partial(_baselines, retrieval),
-        teach=partial(with_vectors, settings, texts=texts["train"]) if has_teacher else None,
-        halves=is_split,
+        held_out=data.retrieval.examples.digest if data.retrieval else "",
+        baselines=partial(_baselines, data.retrieval),
+        halves=data.is_split,
     )
+    if settings.distillation.teacher is None:
+        return task
+    return replace(task, teach=partial(with_vectors, settings, texts=data.texts["train"]))
 
 
-def _hold_out(
-    rows: list[list[str]], settings: EmbedSettings
-) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the rows of the training and of the scores, and say how many repeat an earlier one."""
-    if repeated := repeats(rows):
-        print_line(f"train_file: {repeated:,} {REPEATED}")
-    strata = np.zeros(len(rows), int)
-    held = held_out_rows(rows, strata, settings.held_out_fraction, settings.seed)
-    return [rows[n] for n in np.flatnonzero(~held)], [rows[n] for n in np.flatnonzero(held)]
+def _read(settings: EmbedSettings) -> Data:
+    """Read the files of a run; without one that is scored, hold rows of the training file out."""
+    file = settings.train_file
+    rows = embeddings.read_texts(file, settings.columns) if file else []
+    data = Data()
+    scored: dict[str, Sequence[Sequence[str]]] = {}
+    if settings.do_validation and settings.validation_file is not None:
+        data.pairs, data.similarities = embeddings.read_similarities(settings.validation_file)
+        data.texts["first"], data.texts["second"] = zip(*data.pairs, strict=True)
+        scored["validation_file"] = data.pairs
+    if settings.do_validation and settings.retrieval_file is not None:
+        data.retrieval = embeddings.read_retrieval(settings.retrieval_file)
+        scored["retrieval_file"] = [[query] for query in data.retrieval.queries]
+    if settings.do_validation and not scored:
+        data.is_split = True
+        if repeated := repeats(rows):
+            print_line(f"train_file: {repeated:,} {REPEATED}")
+        strata = np.zeros(len(rows), int)
+        held = held_out_rows(rows, strata, settings.held_out_fraction, settings.seed)
+        held_out = [rows[number] for number in np.flatnonzero(held)]
+        rows = [rows[number] for number in np.flatnonzero(~held)]
+        scored["held-out rows"] = held_out
+        data.retrieval = embeddings.retrieval_of_pairs(held_out)
+    if data.retrieval is not None:
+        data.texts["queries"] = data.retrieval.queries
+        data.texts["documents"] = data.retrieval.documents
+    if settings.do_training:
+        warn_of_shared("train", rows, scored)
+        times = settings.texts_per_example // len(settings.columns)  # twice for SimCSE
+        data.texts["train"] = [text for row in rows for text in row * times]
+    return data
+
+
+def _evaluate(data: Data, sizes: Sequence[int], logits: Logits) -> Result:
+    """Return the scores of the vectors and of their first values, by size; the first size is the complete one."""
+    samples: dict[str, Sample] = {}
+    for size in sizes:
+        vectors = {name: complete[:, :size] for name, complete in logits.items()}
+        of_size: dict[str, Sample] = {}
+        if data.similarities is not None:
+            cosines = embeddings.cosines(vectors["first"], vectors["second"])
+            of_size |= samples_of(["spearman"], data.similarities, cosines, identify(data.pairs))
+        if data.retrieval is not None:
+            rankings = embeddings.ranked(vectors["queries"], vectors["documents"])
+            of_size |= embeddings.retrieval_samples(rankings, data.retrieval)
+        suffix = "" if size == sizes[0] else f"_dim{size}"
+        samples |= {f"{name}{suffix}": sample for name, sample in of_size.items()}
+    return Result(samples)
 
 
 def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:

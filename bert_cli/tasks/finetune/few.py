@@ -14,7 +14,8 @@ import numpy as np
 
 from bert_cli.arrays import Array, Floats32, Ints64
 from bert_cli.config.finetune import ClassifySettings
-from bert_cli.data.finetune.features import Features, PackReader
+from bert_cli.data.finetune.features import Features
+from bert_cli.data.finetune.readers import PackReader
 from bert_cli.data.finetune.simple import unit_scale
 from bert_cli.data.finetune.tables import Column
 from bert_cli.errors import ConfigError, DataError

@@ -20,6 +20,7 @@ from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line
 from bert_cli.tasks.model import models
 from bert_cli.tasks.run import finetune
+from bert_cli.tasks.run.finetune_steps import steps_of
 from bert_cli.tasks.run.task import Logits, Result, Task
 from bert_cli.text import count, remarks_of
 
@@ -28,7 +29,7 @@ def run(settings: NerSettings) -> None:
     """Fine-tune on the sentences and score held-out sentences; raises the errors of `finetune.run`."""
     needs = {"train_file": settings.do_training, "validation_file": settings.do_validation}
     required = [name for name in needs if needs[name]]
-    finetune.run(settings, finetune.steps_of(build, required))
+    finetune.run(settings, steps_of(build, required))
 
 
 def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:

@@ -21,13 +21,14 @@ from bert_cli.files import write_json_atomically
 from bert_cli.processes import print_line
 from bert_cli.tasks.model import models
 from bert_cli.tasks.run import finetune
+from bert_cli.tasks.run.finetune_steps import steps_of
 from bert_cli.tasks.run.task import Logits, Result, Task
 from bert_cli.text import count
 
 
 def run(settings: SquadSettings) -> None:
     """Fine-tune on the questions and score the answers; raises the errors of `finetune.run`."""
-    finetune.run(settings, finetune.steps_of(build))
+    finetune.run(settings, steps_of(build))
 
 
 def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:

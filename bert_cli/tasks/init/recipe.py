@@ -258,14 +258,12 @@ def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> tuple[
 
 
 def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
-    text = chosen.text
+    """Add the training in so many seconds: its rows of the table, its duration and its config."""
     machine = chosen.machine
-    config = chosen.model
-    out = chosen.out
-    length, predictions = length_for(text, chosen.start)
-    records = _records(text, length)
-    each = flops_of(config, length, predictions) / machine.flops
-    epochs, complete = _epochs(chosen, records, each, seconds)
+    length, predictions = length_for(chosen.text, chosen.start)
+    records = _records(chosen.text, length)
+    seconds_each = flops_of(chosen.model, length, predictions) / machine.flops
+    epochs, complete = _epochs(chosen, records, seconds_each, seconds)
     examples = math.ceil(epochs * records)
     sizes = TABLE["batch"]["batches"]
     least = TABLE["batch"]["model" if chosen.start else "scratch"]
@@ -273,25 +271,14 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
     updates = math.ceil(examples / batch)
     warmup = TABLE["warm-up"]["fraction"]
     decay = TABLE["decay"]["fraction"] if chosen.start is None else None
-    shown = f"{chosen.name}, {config.num_hidden_layers} layers of {config.hidden_size}"
-    model: JSONObject = {"pretrained_ckpt_path": chosen.name}
-    if chosen.start is None:
-        model = {"bert_config": config.model_dump(exclude={"vocab_size"})}
-        model["masking"] = {"probability": mask_fraction(None)}
-        chosen.add_row("size", shown)
-        chosen.add_row("vocabulary", f"{config.vocab_size:,} new pieces")
-    else:
-        chosen.rows.append(("model", shown, "--from"))
-        rule = TABLE["new pieces"]
-        if text.pieces_per_word >= rule["pieces_per_word"] and text.words >= rule["words"]:
-            chosen.new_pieces = step(rule["pieces"], text.words)
-            chosen.add_row("new pieces", f"{chosen.new_pieces:,}")
+    _add_model(chosen)
     tokens = float(f"{records * FILLED * length:.2g}")
     chosen.add_row("length", f"{length}: about {records:,} training examples, {tokens:,.0f} tokens")
-    source = TABLE["epochs"]["source"]
-    reason = source if epochs == complete else f"what fits in the hours, of {complete} ({source})"
+    reason = TABLE["epochs"]["source"]
     if chosen.refusal is not None:
         reason = "the fewest examples that teach a model"
+    elif epochs != complete:
+        reason = f"what fits in the hours, of {complete} ({reason})"
     chosen.rows.append(("epochs", f"{epochs:g}, {examples:,} examples", reason))
     chosen.add_row("batch", f"{batch}, {count(updates, 'update')}")
     chosen.add_row("learning rate", f"{rate:g}")
@@ -300,17 +287,9 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
         chosen.add_row("decay", f"the last {decay:.0%}")
     chosen.add_row("masks", f"{predictions} of {length}")
     chosen.add_row("precision", machine.precision)
-    chosen.seconds = examples * each
+    chosen.seconds = examples * seconds_each
     chosen.config = {
-        "about": {
-            "what": f"A masked LM of the text, {chosen.name}; README.md beside this file has the reason of each value.",
-            "command": f"bert pretrain --config {out / 'pretrain'}.json",
-            "expect": f"About {hours_of(chosen.seconds)} on the machine where it was written.",
-        },
-        "dataset_dir": str(out / "records/train"),
-        "validation_dir": str(out / "records/held_out"),
-        "save_ckpt_path": str(out / "run"),
-        **model,
+        **_describe_run(chosen),
         "max_seq_length": length,
         "max_predictions_per_seq": predictions,
         "num_epochs": epochs,
@@ -323,6 +302,41 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
     }
     if machine.devices > 1:
         chosen.config["parallel"] = {"layout": "auto"}
+
+
+def _add_model(chosen: Recipe) -> None:
+    """Add the rows of the model and, for one with a start, of the pieces that its vocabulary gets."""
+    text = chosen.text
+    shape = chosen.model
+    shown = f"{chosen.name}, {shape.num_hidden_layers} layers of {shape.hidden_size}"
+    if chosen.start is None:
+        chosen.add_row("size", shown)
+        chosen.add_row("vocabulary", f"{shape.vocab_size:,} new pieces")
+        return
+    chosen.rows.append(("model", shown, "--from"))
+    rule = TABLE["new pieces"]
+    if text.pieces_per_word >= rule["pieces_per_word"] and text.words >= rule["words"]:
+        chosen.new_pieces = step(rule["pieces"], text.words)
+        chosen.add_row("new pieces", f"{chosen.new_pieces:,}")
+
+
+def _describe_run(chosen: Recipe) -> JSONObject:
+    """Return the settings that say what the run is, where its files are and what it starts from."""
+    out = chosen.out
+    described: JSONObject = {
+        "about": {
+            "what": f"A masked LM of the text, {chosen.name}; README.md beside this file has the reason of each value.",
+            "command": f"bert pretrain --config {out / 'pretrain'}.json",
+            "expect": f"About {hours_of(chosen.seconds)} on the machine where it was written.",
+        },
+        "dataset_dir": str(out / "records/train"),
+        "validation_dir": str(out / "records/held_out"),
+        "save_ckpt_path": str(out / "run"),
+    }
+    if chosen.start is not None:
+        return {**described, "pretrained_ckpt_path": chosen.name}
+    shape = chosen.model.model_dump(exclude={"vocab_size"})
+    return {**described, "bert_config": shape, "masking": {"probability": mask_fraction(None)}}
 
 
 def batch_of(batch: int, machine: Machine) -> dict[str, int]:

@@ -46,15 +46,7 @@ MEASURED_STEPS = 5
 def run(settings: InitSettings) -> None:
     """Print the choice and write it. Raises DataError, CheckpointError, ConfigError or DeviceError."""
     check_new_folder(settings.out)
-    if (settings.input / "corpus.json").exists():
-        remedy = "use the text that they were made of"
-        raise DataError(f"input ({settings.input})", "holds records, not text", remedy)
-    form = settings.input_format
-    field = settings.text_field
-    reading = files.Reading(form, field, settings.documents, line_breaks="auto")
-    names = settings.model_fields_set
-    strict = settings.strict
-    parts, _ = open_text("init", settings.input, settings.out, reading, names, strict=strict)
+    parts, reading = open_input(settings)
     is_search = settings.goal == "search"
     model = vocabulary = None
     if settings.start:
@@ -105,6 +97,20 @@ def run(settings: InitSettings) -> None:
         f"init: wrote {settings.out}; run these commands, or all with bash {settings.out / SCRIPT}:\n"
     )
     print_line(lines)
+
+
+def open_input(settings: InitSettings) -> tuple[list[files.Part], files.Reading]:
+    """Return the parts of the text, and how they are read. Raises DataError for records in place of text."""
+    if (settings.input / "corpus.json").exists():
+        remedy = "use the text that they were made of"
+        raise DataError(f"input ({settings.input})", "holds records, not text", remedy)
+    reading = files.Reading(
+        settings.input_format, settings.text_field, settings.documents, line_breaks="auto"
+    )
+    names = settings.model_fields_set
+    strict = settings.strict
+    parts, _ = open_text("init", settings.input, settings.out, reading, names, strict=strict)
+    return parts, reading
 
 
 def program() -> str:

@@ -11,9 +11,9 @@ from functools import partial
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import DoctorRunSettings, DoctorSettings
 from bert_cli.config.training import TrainSettings
+from bert_cli.disk import existing, free_bytes, is_writable, size_of
 from bert_cli.errors import BertError, DataError, install_command
 from bert_cli.facts.optimizers import MOMENT_BYTES
-from bert_cli.files import existing, free_bytes, is_writable, size_of
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.runtime import Devices
 from bert_cli.planning import checks, layout

@@ -22,10 +22,11 @@ from bert_cli.data.finetune.squad_windows import WindowSizes, read_window_sizes
 from bert_cli.data.tokens import hub
 from bert_cli.data.tokens.notation import TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, TextTokenizer, TokenizerFolder, has_tokenizer
+from bert_cli.disk import size_of
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import SEVERAL_LABELS
-from bert_cli.files import JSONObject, read_json, size_of, verify_checkpoint
+from bert_cli.files import JSONObject, read_json, verify_checkpoint
 from bert_cli.model.arithmetic import scaling
 from bert_cli.model.names import hf, published
 from bert_cli.model.names import tensorflow as tensorflow_names

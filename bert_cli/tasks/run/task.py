@@ -12,8 +12,9 @@ import numpy as np
 
 from bert_cli.arrays import Bools, Floats32, Ints
 from bert_cli.config.training import TrainSettings
-from bert_cli.data.finetune.features import FeatureReader, Features, by_length, outputs_of
+from bert_cli.data.finetune.features import Features, by_length, outputs_of
 from bert_cli.data.finetune.labels import Decision
+from bert_cli.data.finetune.readers import FeatureReader
 from bert_cli.data.random import chooses
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSONObject, atomic_folder

@@ -17,8 +17,9 @@ from typing import Any
 from bert_cli.data.finetune.tables import open_file
 from bert_cli.data.io.files import format_by_name, open_part
 from bert_cli.data.io.rows import check_text, delimiter_of
+from bert_cli.disk import is_writable
 from bert_cli.errors import DataError
-from bert_cli.files import BLOCK_BYTES, JSONObject, atomic_file, is_writable, report_failure
+from bert_cli.files import BLOCK_BYTES, JSONObject, atomic_file, report_failure
 from bert_cli.processes import print_line
 from bert_cli.tasks.model.opened import Input
 

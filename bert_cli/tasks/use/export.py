@@ -25,12 +25,13 @@ import tensorflow as tf
 
 from bert_cli.arrays import Floats32, Ints32
 from bert_cli.config.use import ExportSettings
+from bert_cli.disk import size_of
 from bert_cli.errors import CheckpointError, ConfigError, install_command
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import POOL
 from bert_cli.facts.modernbert import MAX_SCORED, QUERIES
-from bert_cli.files import atomic_folder, check_new_folder, size_of
+from bert_cli.files import atomic_folder, check_new_folder
 from bert_cli.model.build import named_weights
 from bert_cli.model.names import hf, published
 from bert_cli.processes import print_line

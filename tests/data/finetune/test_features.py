@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_cli.data.examples.reader import Batching
-from bert_cli.data.finetune import features
+from bert_cli.data.finetune import features, readers
 from bert_cli.errors import DataError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
@@ -136,8 +136,8 @@ def test_batches_of_similar_length_have_every_example_once():
     assert sorted(np.concatenate(batches)) == list(range(7))
 
 
-def reader_of(examples, batching=(4, 2), seed=7) -> features.FeatureReader:
-    return features.FeatureReader(examples, Batching(*batching), seed, 64)
+def reader_of(examples, batching=(4, 2), seed=7) -> readers.FeatureReader:
+    return readers.FeatureReader(examples, Batching(*batching), seed, 64)
 
 
 def test_every_epoch_has_each_example_once_in_another_order():
@@ -162,7 +162,7 @@ def divided(kind, examples, batching, group=1, steps=1):
 
 def test_a_step_is_as_long_as_its_longest_example_in_every_process():
     examples = synthetic([40, *[3] * 7])
-    complete = divided(features.FeatureReader, examples, (4, 2), steps=6)
+    complete = divided(readers.FeatureReader, examples, (4, 2), steps=6)
     coarser = reader_of(examples, (4, 4))
     for step in range(6):
         for name, column in complete[step].items():
@@ -173,8 +173,8 @@ def test_a_step_is_as_long_as_its_longest_example_in_every_process():
 def test_padded_texts_have_the_batches_of_other_tasks_with_an_index_and_a_number_of_each():
     examples = synthetic([3, 9, 17, 3] * 4)
     examples.tokens[-3:] = examples.tokens[:3]  # the last text is the first
-    complete = divided(features.TextReader, examples, (8, 4), group=2)
-    plain = features.FeatureReader(examples, Batching(8, 4), 7, 64, 2)
+    complete = divided(readers.TextReader, examples, (8, 4), group=2)
+    plain = readers.FeatureReader(examples, Batching(8, 4), 7, 64, 2)
     batch = complete[0]
     assert batch["text_index"].ravel().tolist() == list(range(16))
     assert len(set(batch["text_numbers"].ravel().tolist())) == 15
@@ -185,8 +185,8 @@ def test_padded_texts_have_the_batches_of_other_tasks_with_an_index_and_a_number
 def test_packs_have_every_text_of_a_step_once_in_every_process():
     """8 rows of two texts a step; one text fills its row."""
     examples = synthetic([64, *[3, 9, 17, 30, 5] * 7])
-    reader = divided(features.PackReader, examples, (8, 4), group=2, steps=3)
-    plain = features.FeatureReader(examples, Batching(8, 4), 7, 64, 2)
+    reader = divided(readers.PackReader, examples, (8, 4), group=2, steps=3)
+    plain = readers.FeatureReader(examples, Batching(8, 4), 7, 64, 2)
     for step in range(3):
         packs = reader[step]
         rows = {name: packs[name].reshape(-1, packs[name].shape[-1]) for name in packs}

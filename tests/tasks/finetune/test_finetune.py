@@ -22,7 +22,7 @@ from bert_cli.data.random import chooses
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import DeviceError
 from bert_cli.statistics import identify, mean_of
-from bert_cli.tasks.finetune import texts
+from bert_cli.tasks.finetune import classify, texts
 from bert_cli.tasks.model.models import find_tokenizer
 from bert_cli.tasks.run import task, teacher
 from bert_cli.tasks.run.task import Result, Scorer, Task
@@ -303,7 +303,7 @@ def taught(base, teacher, file="train", more=None, **distillation):
     values["distillation"] = {"teacher": str(teacher), **distillation}
     settings = ClassifySettings.model_validate(values)
     tokenizer = read_tokenizer(base / "model")
-    return with_teacher(settings, texts.build(settings, tokenizer, None), tokenizer).train
+    return with_teacher(settings, classify.build(settings, tokenizer, None), tokenizer).train
 
 
 def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):

@@ -24,7 +24,7 @@ from bert_cli.data.finetune.split import folds_of
 from bert_cli.data.finetune.tables import TextExamples, read_table
 from bert_cli.data.random import chooses
 from bert_cli.data.tokens.tokenizer import read_tokenizer
-from bert_cli.tasks.finetune import texts
+from bert_cli.tasks.finetune import classify, texts
 from bert_cli.train.checkpoint import complete_checkpoints
 
 
@@ -59,7 +59,7 @@ def table(base):
 def test_each_text_is_tested_once_and_no_copy_of_it_is_learned_in_its_fold(base, stride):
     settings = {"train_file": base / "train.csv", "cache_dir": None, "max_seq_length": 16}
     settings = ClassifySettings.model_validate(settings | {"doc_stride": stride})
-    task = texts.build(settings, read_tokenizer(base / "model"), None)
+    task = classify.build(settings, read_tokenizer(base / "model"), None)
     assert replace(task, folds=task.folds[::-1]).fingerprint != task.fingerprint
     sizes = np.bincount(task.folds)
     assert sizes.sum() == 69 and len(sizes) == 5
@@ -158,18 +158,18 @@ def test_each_half_of_texts_with_several_labels_is_answered_by_thresholds_of_the
     rows = TextExamples([f"text {n}" for n in range(40)], None, labels, [], names)
     logits = (2.0 * labels + drawn.normal(-2.0, 1.5, (40, 2))).astype(np.float32)
     # A change of the labels of a text changes the answers of the half without it alone.
-    _, before = texts._decided(rows, logits, folded=True)
+    _, before = texts.decided(rows, logits, folded=True)
     halves = [set(), set()]
     for row in range(40):
         changed = labels.copy()
         changed[row] = 1 - changed[row]
-        _, after = texts._decided(replace(rows, labels=changed), logits, folded=True)
+        _, after = texts.decided(replace(rows, labels=changed), logits, folded=True)
         moved = {*np.flatnonzero((after != before).any(1)).tolist()}
         side = chooses(rows.examples.groups)[row]
         assert row not in moved
         halves[int(side)] |= moved
     assert halves[0] and halves[1] and not halves[0] & halves[1]
-    kept = texts._evaluate({"validation": rows}, None, True, {"validation": logits}).decision
+    kept = classify._evaluate({"validation": rows}, None, True, {"validation": logits}).decision
     expected = best_thresholds(labels, 1 / (1 + np.exp(-logits)))
     assert [*kept.thresholds.values()] == pytest.approx(expected)
 
@@ -181,7 +181,7 @@ def test_the_checkpoint_has_the_temperature_fitted_on_all_texts(capsys, tmp_path
     logits[np.arange(400), labels] += 3.0  # too sure: the odds are a third of these
     asked = [f"text {n}" for n in range(400)]
     rows = TextExamples(asked, None, labels, asked, ("food", "sea"))
-    result = texts._evaluate({"validation": rows}, None, True, {"validation": logits})
+    result = classify._evaluate({"validation": rows}, None, True, {"validation": logits})
     expected = best_temperature(logits, labels)
     assert result.decision.temperature == expected > 1.5
     result.write(tmp_path, {})

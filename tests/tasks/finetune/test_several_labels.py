@@ -16,7 +16,7 @@ from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.finetune.tables import read_table
 from bert_cli.data.random import chooses
 from bert_cli.data.tokens.tokenizer import read_tokenizer
-from bert_cli.tasks.finetune import texts
+from bert_cli.tasks.finetune import classify
 from bert_cli.train.checkpoint import best_checkpoint
 
 WORDS = {"good": "praise", "bad": "blame", "film": "cinema"}
@@ -215,7 +215,7 @@ def test_more_than_a_thousand_labels_have_scores_and_no_confusion_matrix(
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
     values = {"train_file": tmp_path / "rows.jsonl", "max_seq_length": 16, "cache_dir": None}
     tokenizer = read_tokenizer(base / "model")
-    task = texts.build(ClassifySettings.model_validate(values), tokenizer, None)
+    task = classify.build(ClassifySettings.model_validate(values), tokenizer, None)
     err = capsys.readouterr().err
     assert "warning: 1,200 labels with one training text: 'label 0', " in err
     assert "and 1180 more" in err

@@ -15,7 +15,9 @@ from bert_cli.config.finetune import (
     SquadSettings,
 )
 from bert_cli.data.tokens.tokenizer import read_tokenizer
-from bert_cli.tasks.finetune import embed, ner, squad, texts
+from bert_cli.tasks.finetune import classify as table
+from bert_cli.tasks.finetune import embed, ner, squad
+from bert_cli.tasks.finetune import glue as benchmark
 
 TRAINED = ["the film was good", "the plot was bad", "it was fine"]
 SCORED = ["The  film was good", "the actor is awful", "it was a film"]
@@ -85,9 +87,9 @@ def asked(folder, name, rows):
 @pytest.mark.parametrize(
     ("write", "kind", "build"),
     [
-        (classify, ClassifySettings, texts.build),
-        (of_teacher, ClassifySettings, texts.build),
-        (glue, GlueSettings, texts.build_glue),
+        (classify, ClassifySettings, table.build),
+        (of_teacher, ClassifySettings, table.build),
+        (glue, GlueSettings, benchmark.build),
         (sentences, NerSettings, ner.build),
         (questions, SquadSettings, squad.build),
         (similar, EmbedSettings, embed.build),
@@ -117,7 +119,7 @@ def test_a_run_counts_repeated_texts_and_holds_out_all_copies_of_a_text_or_none(
     tokenizer = read_tokenizer(tmp_path / "model")
     shape |= {"held_out_fraction": 0.4, "pretrained_ckpt_path": str(tmp_path / "model")}
     files = classify(tmp_path, "train", rows)
-    task = texts.build(ClassifySettings.model_validate({**shape, **files}), tokenizer, None)
+    task = table.build(ClassifySettings.model_validate({**shape, **files}), tokenizer, None)
     lines = "\n".join(["anchor\tpositive", *(f"{a}\t{a} too" for a in rows)])
     (tmp_path / "pairs.tsv").write_text(lines)
     files = {"train_file": tmp_path / "pairs.tsv"}

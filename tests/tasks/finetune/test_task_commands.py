@@ -17,7 +17,7 @@ from bert_cli.data.finetune.squad import gold_of, read_squad, squad_samples
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
 from bert_cli.model.build import build_blocks
-from bert_cli.tasks.finetune import squad, texts
+from bert_cli.tasks.finetune import glue, squad
 from bert_cli.tasks.run.teacher import with_teacher
 from bert_cli.train.checkpoint import best_checkpoint
 
@@ -233,7 +233,7 @@ def test_the_outputs_of_a_teacher_are_in_the_order_of_the_tasks_labels(base, ent
         values = {"glue_task": "mnli", "dataset_dir": base / "glue", "max_seq_length": 64}
         values |= {"cache_dir": None, "distillation": {"teacher": str(teacher)}}
         settings = GlueSettings.model_validate(values)
-        task = texts.build_glue(settings, tokenizer, None)
+        task = glue.build(settings, tokenizer, None)
         taught = with_teacher(settings, task, tokenizer)
         columns.append(taught.train.labels["teacher_logits"])
     np.testing.assert_allclose(columns[0], columns[1], atol=1e-6)

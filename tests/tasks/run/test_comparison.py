@@ -127,7 +127,7 @@ def test_other_judgements_and_other_texts_have_other_baselines(tmp_path):
     assert kept[0].value != kept[1].value
     assert kept[0].examples.digest != kept[1].examples.digest
     texts_of = [examples_of([(text, "same")] * 2) for text in ("a day", "A day")]
-    assert len({texts._digest({"validation": rows}) for rows in texts_of}) == 2
+    assert len({texts.digest_of({"validation": rows}) for rows in texts_of}) == 2
 
 
 @pytest.mark.parametrize("kind", ["retrieval", "pairs"])
@@ -155,7 +155,7 @@ def test_each_development_set_is_scored_by_the_metrics_of_its_task():
         "validation_mismatched": examples_of(rows[4:9], 1 - labels[4:9], names),
         "test": examples_of(rows, names=names),
     }
-    found = texts._baselines(sets, TASKS["mrpc"].metrics, None)
+    found = texts.baselines_of(sets, TASKS["mrpc"].metrics, None)
     assert [*found] == ["majority class", "regression on words"]
     for name, predicted in (("majority class", 0 * labels), ("regression on words", labels)):
         scores = found[name].scores
@@ -175,7 +175,7 @@ def test_vectors_of_the_start_are_a_baseline_of_all_of_few_rows(monkeypatch, siz
     labels = np.arange(size, dtype=np.int32) % 2
     rows = [("long text" if label else "text", "second") for label in labels]
     sets = {name: examples_of(rows, labels, ("0", "1")) for name in ("train", "validation")}
-    found = texts._baselines(sets, ("accuracy",), source=True)
+    found = texts.baselines_of(sets, ("accuracy",), source=True)
     assert ("regression on vectors of the start" in found) == is_computed
     assert all(name == "majority class" or found[name].scores["accuracy"] == 1 for name in found)
 
@@ -184,7 +184,7 @@ def test_similarities_have_the_mean():
     labels = np.array([0.0, 2.5, 5.0, 4.0], np.float32)
     rows = [(f"text {n}", f"other {n}") for n in range(4)]
     sets = {name: examples_of(rows, labels) for name in ("train", "validation")}
-    found = texts._baselines(sets, ("pearson",), None)
+    found = texts.baselines_of(sets, ("pearson",), None)
     assert [*found] == ["mean"]
     assert (found["mean"].samples["pearson"].columns[:, 1] == labels.mean()).all()
 
