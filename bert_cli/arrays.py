@@ -21,5 +21,5 @@ Ints = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.floating[Any]]
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+# Arrays by the names of weights.
 Tensors = Mapping[str, Array]
-"""Arrays by the names of weights."""

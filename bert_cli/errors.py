@@ -11,10 +11,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+# Minimum similarity of a suggested name, 0 to 1.
 MIN_SIMILARITY = 0.8
-"""Minimum similarity of a suggested name, 0 to 1."""
+# What installs everything but the extras; `requirements-ask.lock` is less.
 COMPLETE = "pip install -c requirements.lock ."
-"""What installs everything but the extras; `requirements-ask.lock` is less."""
 NAMES = {"tensorflow": "TensorFlow", "keras": "Keras", "sklearn": "scikit-learn", "scipy": "SciPy"}
 UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

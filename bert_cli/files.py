@@ -32,25 +32,25 @@ from bert_cli.errors import BertError, CheckpointError, ConfigError, DataError
 from bert_cli.processes import print_error, print_line
 from bert_cli.text import format_bytes
 
+# A JSON object whose values are checked where they are read.
 JSONObject = dict[str, Any]
-"""A JSON object whose values are checked where they are read."""
 JSON = bool | int | float | str | None | Sequence["JSON"] | Mapping[str, "JSON"]
 Value = TypeVar("Value")
 BLOCK_BYTES = 1 << 20  # read at once for a checksum, the fastest of 64 kB to 16 MB
+# The number in every file that a later command reads back: settings.json, corpus.json, manifest.json, state.json and
+# the index. Increase it with a change after which such files would be read wrongly.
 FORMAT = 1
-"""The number in every file that a later command reads back: settings.json, corpus.json, manifest.json, state.json and
-the index. Increase it with a change after which such files would be read wrongly."""
+# The file that completes a checkpoint, and the key of a JSON object for the checksum of its other entries.
 STATE = "state.json"
 OWN_CHECKSUM = "own_crc32c"
-"""The file that completes a checkpoint, and the key of a JSON object for the checksum of its other entries."""
 RESTORE = (
     "copy the checkpoint again, or use another; if the folder was changed on purpose, move "
     f"{STATE} out of it"
 )
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 SECONDS_BETWEEN_ATTEMPTS = 0.05
+# Prefix of the name of a folder that is being written or removed.
 PARTIAL = ".partial_"
-"""Prefix of the name of a folder that is being written or removed."""
 
 
 def _check_inner(name: str) -> str:
@@ -59,8 +59,8 @@ def _check_inner(name: str) -> str:
     return name
 
 
+# Path of a file inside the folder of the JSON file that names it, relative to that folder.
 InnerPath = Annotated[str, AfterValidator(_check_inner)]
-"""Path of a file inside the folder of the JSON file that names it, relative to that folder."""
 
 
 # --- the format of files
@@ -79,8 +79,8 @@ def _check_own(number: object, info: ValidationInfo) -> object:
     return number
 
 
+# The first field, `format`, of a file of this tool: `read_json` refuses another number before it reads on.
 OwnFormat = Annotated[Any, Field(validate_default=True), AfterValidator(_check_own)]
-"""The first field, `format`, of a file of this tool: `read_json` refuses another number before it reads on."""
 
 
 # --- JSON

@@ -28,10 +28,10 @@ RESAMPLES = 1000
 TAILS = 0.025, 0.975  # of 95 %
 # Weights of resamples that are computed together: half a megabyte, which stays in a cache.
 AT_ONCE = 1 << 16
+# Characters that are not seen: soft hyphens, joiners, marks of direction and of the order of bytes.
 INVISIBLE = dict.fromkeys(
     (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF)
 )
-"""Characters that are not seen: soft hyphens, joiners, marks of direction and of the order of bytes."""
 
 
 class Examples(NamedTuple):

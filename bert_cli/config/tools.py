@@ -190,6 +190,7 @@ class CompletionSettings(Settings):
     """The shell that reads the script."""
 
 
+# Training command -> flags with which its settings are complete.
 EXAMPLES = {
     "pretrain": "--config pretrain_base_128_phase1",
     "squad": "--config squad_base",
@@ -198,7 +199,6 @@ EXAMPLES = {
     "classify": "--max-seq-length 256",
     "embed": "--config embed_demo",
 }
-"""Training command -> flags with which its settings are complete."""
 
 
 @cache

@@ -23,8 +23,8 @@ from bert_cli.settings.settings import SettingError, Settings, Unless, is_set
 from bert_cli.text import count
 
 Precision = Literal["float32", "mixed_float16", "mixed_bfloat16", "float16"]
+# Last part of the name of a weight.
 WeightKind = Literal["kernel", "embeddings", "bias", "gamma", "beta"]
-"""Last part of the name of a weight."""
 
 
 def _only(engine: Engine) -> Unless:
@@ -337,8 +337,8 @@ class TrainSettings(Settings):
             raise SettingError("parallel.pipeline_stages", problem, "list its blocks in this order")
 
 
+# The settings of a run, which planning completes.
 Order = TypeVar("Order", bound=TrainSettings)
-"""The settings of a run, which planning completes."""
 
 
 def short(blocks: Sequence[str]) -> list[str]:

@@ -88,6 +88,7 @@ COPIES = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
+# Architecture, which is also transformers' model_type -> its record.
 ARCHITECTURES = {
     "bert": Architecture(
         shape=BertConfig,
@@ -141,7 +142,6 @@ ARCHITECTURES = {
         hf_prefix="Modern",
     ),
 }
-"""Architecture, which is also transformers' model_type -> its record."""
 
 
 def head_of_class(name: str) -> Head | None:
@@ -170,5 +170,5 @@ def _validate(value: object, info: ValidationInfo) -> Any:
     return shape_of(value, info.context) if isinstance(value, Mapping) else value
 
 
+# A shape of any architecture.
 ModelShape = Annotated[BertConfig, BeforeValidator(_validate), SerializeAsAny()]
-"""A shape of any architecture."""

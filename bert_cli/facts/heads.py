@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.products import BatchShape, Product
 
+# Labels of a classifier before its examples are known; the real number is negligible compared with the hidden size.
 LABELS = 2
-"""Labels of a classifier before its examples are known; the real number is negligible compared with the hidden size."""
 
+# Hugging Face's `problem_type` of a classifier whose texts may have several labels, or none.
 SEVERAL_LABELS = "multi_label_classification"
-"""Hugging Face's `problem_type` of a classifier whose texts may have several labels, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +176,7 @@ SENTENCE_EMBEDDING = Head(
     task="embed",
     hf_classes=("BertModel",),
 )
+# Every block after the encoder layers, by its name.
 LAST_BLOCKS = {
     block.name: block
     for block in (
@@ -190,7 +191,6 @@ LAST_BLOCKS = {
         SENTENCE_EMBEDDING,
     )
 }
-"""Every block after the encoder layers, by its name."""
 
 
 def heads() -> list[Head]:

@@ -16,25 +16,24 @@ from bert_cli.settings.markers import Hidden
 from bert_cli.settings.numbers import Depth, Positive, Size
 
 Theta = Annotated[float, Field(gt=1.0)]
+# Setting -> its name in `config.json`.
 RENAMED = {"layer_norm_eps": "norm_eps", "hidden_act": "hidden_activation"}
-"""Setting -> its name in `config.json`."""
 GLOBAL = "full_attention"
 LOCAL = "sliding_attention"
 EVERY = "global_attn_every_n_layers"
+# Setting, which is the name of transformers 4 -> its group in the `rope_parameters` of transformers 5.
 THETAS = {"global_rope_theta": GLOBAL, "local_rope_theta": LOCAL}
-"""Setting, which is the name of transformers 4 -> its group in the `rope_parameters` of transformers 5."""
+# Engine -> blocks of two windows in a sequence from which local layers do not compute the scores of all positions.
+# Forward and backward of a layer of 12 heads and window 128 for 2,048 tokens on one core, with all scores and in
+# blocks: TensorFlow takes 118 and 186 ms at 512 positions, 243 and 185 ms at 1,024; JAX 320 and 124 ms at 512.
 WORTH_BLOCKS = {"tensorflow": 5, "jax": 3}
-"""Engine -> blocks of two windows in a sequence from which local layers do not compute the scores of all positions.
-
-Forward and backward of a layer of 12 heads and window 128 for 2,048 tokens on one core, with all scores and in blocks:
-TensorFlow takes 118 and 186 ms at 512 positions, 243 and 185 ms at 1,024; JAX 320 and 124 ms at 512."""
+# Positions above which a global layer computes the scores of few queries at a time, and again for the gradient.
 MAX_SCORED = 2048
-"""Positions above which a global layer computes the scores of few queries at a time, and again for the gradient."""
+# Queries of a global layer whose scores are in memory together.
 QUERIES = 512
-"""Queries of a global layer whose scores are in memory together."""
 BIASES = dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False)
+# Entry of `config.json` -> its only supported value.
 FIXED: Mapping[str, object] = {**BIASES, "decoder_bias": True}
-"""Entry of `config.json` -> its only supported value."""
 
 
 class ModernBertConfig(BertConfig):

@@ -5,10 +5,10 @@ The arithmetic of an optimizer is the function `update_direction` in a file of i
 
 from dataclasses import dataclass
 
+# What every optimizer stores for a weight, in float32 from zeros on: means of the gradient and of its square.
 MOMENTS = ("moment1", "moment2")
-"""What every optimizer stores for a weight, in float32 from zeros on: means of the gradient and of its square."""
+# Of an element of a weight.
 MOMENT_BYTES = 4 * len(MOMENTS)
-"""Of an element of a weight."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from bert_cli.text import count
 DOC_STRIDE = 128
 QUERY_LENGTH = 64  # tokens of a question
 ANSWER_LENGTH = 30  # tokens of an answer
+# Special tokens of a window: [CLS] and two [SEP].
 QUESTION_SPECIALS = 3
-"""Special tokens of a window: [CLS] and two [SEP]."""
 
 
 def window_error(

@@ -20,11 +20,11 @@ from keras import ops
 from bert_cli.arrays import Shape
 from bert_cli.facts.optimizers import OptimizerKind
 
+# Weights without LAMB's trust ratio, by the last part of their names.
 NOT_ADAPTED = ("bias", "beta", "gamma")
-"""Weights without LAMB's trust ratio, by the last part of their names."""
 Array = Any  # a tensor of the Keras backend or anything that it converts
+# (key, shape) -> uniform uint32 of the shape.
 RandomBits = Callable[[Array, Shape], Array]
-"""(key, shape) -> uniform uint32 of the shape."""
 
 
 @dataclass(frozen=True)

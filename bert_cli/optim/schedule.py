@@ -14,8 +14,8 @@ from pydantic import Field, NonNegativeInt
 
 from bert_cli.errors import ConfigError
 
+# A learning rate as a function of the step.
 Rate = Callable[[int], float]
-"""A learning rate as a function of the step."""
 MINIMUM = 1e-7  # smallest learning rate
 
 DYNAMIC_START = 2.0**15
@@ -23,13 +23,13 @@ GROWTH_STEPS = 2000
 SMALLEST = 1.0
 LARGEST = 2.0**24  # further doubling would only be undone: float16 ends at 2^16
 
+# Fraction of the maximum, `fallen` >= 1 steps after it, of a fall over `steps` steps.
 FALLS: dict[str, Callable[[int, int], float]] = {
     "up_down": lambda fallen, steps: (steps - fallen - 1) / steps,
     "constant": lambda fallen, steps: 1.0,
     "wsd": lambda fallen, steps: 1.0,  # until its decay
     "cosine": lambda fallen, steps: 0.5 * (1.0 + math.cos(math.pi * min(1.0, fallen / steps))),
 }
-"""Fraction of the maximum, `fallen` >= 1 steps after it, of a fall over `steps` steps."""
 
 
 def learning_rate(

@@ -16,15 +16,15 @@ from bert_cli.parallel.group import ProcessGroup
 if TYPE_CHECKING:
     from bert_cli.model.bert.heads import Head
 
+# Columns of examples, arrays [M, B, ...] of M micro-batches.
 Batch = Mapping[str, Array]
-"""Columns of examples, arrays [M, B, ...] of M micro-batches."""
+# A tensor of the engine's framework.
 Tensor = Any
-"""A tensor of the engine's framework."""
 StopRequested = Callable[[], bool]
+# Sums or counts over a step, by name.
 Sums = dict[str, float]
-"""Sums or counts over a step, by name."""
+# The counts of a step by which the head divides its losses.
 Divisors = Mapping[str, float]
-"""The counts of a step by which the head divides its losses."""
 
 
 class StoppedBetweenMicroBatchesError(Exception):

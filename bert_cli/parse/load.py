@@ -29,8 +29,8 @@ from bert_cli.settings.markers import POSITIONAL, group_of, is_path, kinds_of
 from bert_cli.settings.settings import RUN_LENGTHS, SettingError, Settings
 
 Model = TypeVar("Model", bound=Settings)
+# Values by dotted paths.
 Values = Mapping[str, Any]
-"""Values by dotted paths."""
 
 BATCH_SIZES = (
     "global_batch.micro_batch_size",
@@ -38,10 +38,10 @@ BATCH_SIZES = (
     "global_batch.grad_acc_steps_per_replica",
 )
 EXAMPLES = "global_batch.examples_per_step"
+# The origin of a positional argument.
 ARGUMENT = "argument"
-"""The origin of a positional argument."""
+# A file among the shipped configs that is not a config: the choices of `bert init`.
 RECIPES = "recipes.json"
-"""A file among the shipped configs that is not a config: the choices of `bert init`."""
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,8 @@ EXECUTIONS = "ckpt_every_n_steps_per_execution"
 PREDICTIONS = "max_predictions_per_seq"
 ROUNDING = "optimizer_opts.stochastic_rounding"
 STAGES = "parallel.pipeline_stages"
+# Last part of each key that a command with configs accepts without having the setting.
 NO_SETTINGS = {PREDICTIONS, *IGNORED, *SWITCHES}
-"""Last part of each key that a command with configs accepts without having the setting."""
 
 
 def our_name(path: str) -> str:

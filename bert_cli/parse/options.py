@@ -60,8 +60,8 @@ class Option:
     is_usual: bool = False
 
 
+# The options of a command, by their names.
 Options = Mapping[str, Option]
-"""The options of a command, by their names."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from bert_cli.planning.plan import Plan
 
 MAX_EPOCHS = 100
+# Minimum mean number of text tokens per vocabulary entry: with fewer, half of the entries occur once or never.
 MIN_TOKENS = 10
-"""Minimum mean number of text tokens per vocabulary entry: with fewer, half of the entries occur once or never."""
 MAX_DAYS = 30
 
 

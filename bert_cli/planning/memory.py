@@ -20,10 +20,10 @@ Stages = Sequence[Sequence[str]]
 WEIGHT_BYTES = {"float32": 4, "mixed_float16": 4, "mixed_bfloat16": 4, "float16": 2}
 COMPUTE_BYTES = {"float32": 4, "mixed_float16": 2, "mixed_bfloat16": 2, "float16": 2}
 FLOAT32 = 4
+# Threshold of the engine; a test compares it with the engine's.
 COMPILED_CHAIN_ELEMENTS = 2**19
-"""Threshold of the engine; a test compares it with the engine's."""
+# Factor of TensorFlow's layers that XLA does not compile: a forward function saves both sides of each operation.
 UNCOMPILED = 2
-"""Factor of TensorFlow's layers that XLA does not compile: a forward function saves both sides of each operation."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,23 +13,23 @@ from pydantic.fields import FieldInfo
 T = TypeVar("T")
 Engine = Literal["tensorflow", "jax"]
 POSITIONAL = "positional"
+# A setting that the command line gives without a flag.
 Positional = Annotated[T, POSITIONAL]
-"""A setting that the command line gives without a flag."""
 HIDDEN = "hidden"
+# A setting without a flag, which only a file or the command itself gives.
 Hidden = Annotated[T, HIDDEN]
-"""A setting without a flag, which only a file or the command itself gives."""
 USUAL = "usual"
+# A setting of a training run that `--help` lists; `--help-all` lists every setting.
 Usual = Annotated[T, USUAL]
-"""A setting of a training run that `--help` lists; `--help-all` lists every setting."""
 PATH = "path or name"
+# A path, or instead of it a name or an address.
 PathOrName = Annotated[str, PATH]
-"""A path, or instead of it a name or an address."""
 FIXED = "fixed"
+# A setting that decides the numbers of a run: a checkpoint continues only with the same value.
 Fixed = Annotated[T, FIXED]
-"""A setting that decides the numbers of a run: a checkpoint continues only with the same value."""
 RECORDED = "recorded"
+# A setting that changes the files of a data step, which its manifest records.
 Recorded = Annotated[T, RECORDED]
-"""A setting that changes the files of a data step, which its manifest records."""
 
 
 def marked(settings: type[BaseModel], marker: str) -> set[str]:

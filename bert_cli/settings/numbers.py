@@ -5,14 +5,14 @@ from typing import Annotated
 from pydantic import Field
 
 Positive = Annotated[int, Field(ge=1)]
+# A size for which memory is allocated before any other check could reject it.
 Size = Annotated[int, Field(ge=1, le=10**7)]
-"""A size for which memory is allocated before any other check could reject it."""
+# A number of devices, processes or replicas; a layout is searched among all of them.
 Devices = Annotated[int, Field(ge=1, le=10**6)]
-"""A number of devices, processes or replicas; a layout is searched among all of them."""
+# A number of layers; each layer costs milliseconds before the memory of a run is checked.
 Depth = Annotated[int, Field(ge=1, le=1000)]
-"""A number of layers; each layer costs milliseconds before the memory of a run is checked."""
+# Tokens of a sequence.
 Length = Annotated[int, Field(ge=8)]
-"""Tokens of a sequence."""
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 UpToOne = Annotated[float, Field(gt=0.0, le=1.0)]

@@ -21,8 +21,8 @@ from pydantic import (
 from bert_cli.files import is_utf8
 from bert_cli.settings.markers import Engine, Positional, is_path, kinds_of
 
+# Alternative settings for the length of a run.
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
-"""Alternative settings for the length of a run."""
 
 
 class Unless(NamedTuple):
@@ -34,13 +34,13 @@ class Unless(NamedTuple):
     remedy: str = "leave it out"
 
 
+# A setting that must be given, a setting and the values that it may have, or a predicate.
 Need = str | tuple[Any, ...] | Unless
-"""A setting that must be given, a setting and the values that it may have, or a predicate."""
 Needs = Mapping[str, Need | list[Need]]
+# Start of an address such as `s3://bucket/records`.
 ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)")
-"""Start of an address such as `s3://bucket/records`."""
+# Bound of the absolute value of integers, as for int64.
 INTEGERS = 2**63
-"""Bound of the absolute value of integers, as for int64."""
 
 
 class SettingError(ValueError):

@@ -87,8 +87,8 @@ class Format:
     """Examples of an epoch, for the model card; None where there is no end."""
 
 
+# A number that every reader of JSON keeps.
 Count = Annotated[int, Field(ge=0, lt=2**53)]
-"""A number that every reader of JSON keeps."""
 
 
 class SavedSettings(BaseModel):

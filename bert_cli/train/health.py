@@ -19,22 +19,22 @@ from bert_cli.train.history import Run
 
 ENTROPY = "unigram_entropy"
 USED = ("mlm_loss", "tokens", ENTROPY)
+# LABELS masked tokens are counted, in at most MAX_BLOCKS blocks of examples: standard error below 0.01 nats.
 LABELS = 250_000
 MAX_BLOCKS = 64
-"""LABELS masked tokens are counted, in at most MAX_BLOCKS blocks of examples: standard error below 0.01 nats."""
+# Tokens after which the loss must be below the entropy: four times the need of healthy runs. A step counts at most
+# TOKENS_OF_A_STEP tokens.
 TOKENS = 2e6
 TOKENS_OF_A_STEP = 2048
-"""Tokens after which the loss must be below the entropy: four times the need of healthy runs. A step counts at most
-TOKENS_OF_A_STEP tokens."""
+# Nats by which the loss must be below the entropy: the means of both have sampling errors.
 MARGIN = 0.05
-"""Nats by which the loss must be below the entropy: the means of both have sampling errors."""
+# Steps of a mean loss: with 300 masked tokens each, its standard error is about 0.02.
 STEPS = 50
-"""Steps of a mean loss: with 300 masked tokens each, its standard error is about 0.02."""
+# Minimum steps, and fraction of the run, in which the loss must fall: with 300 masked tokens, a fall of 0.01 shows.
 FLAT_STEPS = 1000
 FLAT_FRACTION = 0.1
-"""Minimum steps, and fraction of the run, in which the loss must fall: with 300 masked tokens, a fall of 0.01 shows."""
+# Approximate number of steps that `Run.tail` reads at the end of metrics.jsonl.
 TAIL_STEPS = 10_000
-"""Approximate number of steps that `Run.tail` reads at the end of metrics.jsonl."""
 REMEDY = (
     "usually the learning rate is too high or far too low, or the labels do not belong to the masked positions; try a "
     "third of the rate, and run `bert inspect` on the records"

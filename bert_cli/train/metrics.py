@@ -33,8 +33,8 @@ from bert_cli.train.loop import STOPPING
 HELD_OUT = "validation_"
 BITS_PER_BYTE = "bits_per_byte"
 Metrics = Mapping[str, float]
+# Called with a step and its metrics.
 Reporter = Callable[[int, Metrics], None]
-"""Called with a step and its metrics."""
 # Time limit of wandb for the first answer of its server, while the run continues. If the run ends sooner, wandb waits
 # for the answer (measured: ten seconds longer than this limit, whether the server refuses or hangs).
 START_SECONDS = 20.0

@@ -30,10 +30,10 @@ LIMITS = "sentence_bert_config.json"
 DEFAULTS = "config_sentence_transformers.json"
 PACKAGE = "sentence_transformers.models"
 MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+# Kinds of the modules, in their order.
 KINDS = ("Transformer", "Pooling", "Normalize")
-"""Kinds of the modules, in their order."""
+# Setting of these files -> values that are applied, none for all. Empty values of any setting have no effect.
 APPLIED: Mapping[str, Sequence[JSON]] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
-"""Setting of these files -> values that are applied, none for all. Empty values of any setting have no effect."""
 BLOCK_SCORES = 1 << 26  # scores of queries and documents that are computed at once, 0.3 GB
 DEPTHS = (10, 100)  # of the recall; nDCG uses the first
 logger = logging.getLogger(__name__)

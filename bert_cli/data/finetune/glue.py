@@ -72,11 +72,11 @@ def _marked(row: Row, where: str) -> tuple[str]:
 
 
 TASKS = TypeAdapter(dict[str, Task]).validate_json(Path(__file__).with_suffix(".json").read_bytes())
+# Task -> what makes one text or two from a row and its location, where columns alone do not suffice.
 MAKE_TEXTS: Mapping[str, Callable[[Row, str], tuple[str, ...]]] = {
     "csl": _keywords,
     "wsc": _marked,
 }
-"""Task -> what makes one text or two from a row and its location, where columns alone do not suffice."""
 
 
 def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:

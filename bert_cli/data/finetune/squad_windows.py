@@ -41,8 +41,8 @@ CUT_QUESTIONS = "questions longer than max_query_length, truncated"
 LONG_ANSWERS = "questions whose answer, longer than max_answer_length, is never given"
 COLUMNS = ("question", "offsets", "best_context")
 NULL_THRESHOLD = "null_threshold.json"
+# A text, the sum of its logits, and the logits.
 NO_ANSWER = "", 0.0, (0.0, 0.0)
-"""A text, the sum of its logits, and the logits."""
 N_BEST = 20  # different answers of a question, over which its probabilities are normalized
 SPANS_PER_ANSWER = 4  # several may be the same text
 

@@ -42,8 +42,8 @@ MULTI_HOT = "rows with a list of 0 and 1, read as columns named by their numbers
 COLUMN = "name the columns in the first line, or pass one by --text-column or --label-column"
 SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 MOST_NAMED = 5  # contradictions that a warning names
+# Texts times labels, where a text may have several. A cell takes 1 byte, and 16 bytes where its text is scored.
 MOST_CELLS = 10**9
-"""Texts times labels, where a text may have several. A cell takes 1 byte, and 16 bytes where its text is scored."""
 logger = logging.getLogger(__name__)
 
 

@@ -19,15 +19,15 @@ BACKEND = keras.config.backend()
 tf: Any = import_module("tensorflow") if BACKEND == "tensorflow" else None
 jax: Any = import_module("jax") if BACKEND == "jax" else None
 
+# A tensor of Keras' backend; Keras carries no types.
 Tensor = Any
-"""A tensor of Keras' backend; Keras carries no types."""
+# A function of tensors that returns a tensor, several tensors, or a tensor and its gradient function.
 Operation = Callable[..., Any]
-"""A function of tensors that returns a tensor, several tensors, or a tensor and its gradient function."""
+# Gradients of the activations, and per-row gradients of the vector parameters, which the caller sums over rows.
 Gradients = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-"""Gradients of the activations, and per-row gradients of the vector parameters, which the caller sums over rows."""
 
+# Gamma, beta and epsilon of a LayerNorm.
 Norm = tuple[Tensor, Tensor | None, Any]
-"""Gamma, beta and epsilon of a LayerNorm."""
 
 
 class Dropout(NamedTuple):
@@ -37,8 +37,8 @@ class Dropout(NamedTuple):
     seed: Tensor | None = None
 
 
+# Elements of an operation above which compiling saves more than the half second that it takes.
 WORTH_COMPILING = 2**19
-"""Elements of an operation above which compiling saves more than the half second that it takes."""
 NEVER = math.inf
 
 # Odd, so that id -> id * constant is one to one in 32 bits. Large, so that dropouts of neighbouring run seeds differ.

@@ -10,8 +10,8 @@ from bert_cli.model.arithmetic import fused
 from bert_cli.model.arithmetic.fused import NEVER, Dropout, Norm, Tensor, float32
 from bert_cli.model.arithmetic.scaling import Factor
 
+# Input, kernel and bias of a dense layer.
 Operands = tuple[Tensor, Tensor, Tensor | None]
-"""Input, kernel and bias of a dense layer."""
 
 
 def linear(x: Tensor, kernel: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from keras import ops
 from bert_cli.model.arithmetic.fused import Norm, Tensor, scaled
 from bert_cli.model.arithmetic.operations import Operands, Operations
 
+# Columns of a micro-batch, by name.
 Columns = Mapping[str, Tensor]
-"""Columns of a micro-batch, by name."""
+# A dropout key, None for no dropout.
 Key = Tensor | None
-"""A dropout key, None for no dropout."""
 # Attributes of Keras itself, and attributes that may differ between layers with one trace.
 NOT_IN_TRACE_KEY = {*vars(keras.layers.Layer(name="layer")), "dropout_id", "number"}
 

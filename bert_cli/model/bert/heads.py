@@ -29,12 +29,12 @@ from bert_cli.model.arithmetic.fused import (
 from bert_cli.model.arithmetic.parts import Block, Columns, Key, Layer
 from bert_cli.model.bert.encoder import MASKED_SCORE
 
+# A part of the loss of a step, and the sums for its metrics.
 Loss = tuple[Tensor, dict[str, Tensor]]
-"""A part of the loss of a step, and the sums for its metrics."""
 MASKED_LM_COLUMNS = ("masked_lm_ids", "masked_lm_weights")
+# Optional columns of a head: the teacher's logits, shaped as the head's, and for each example [B] the weight of the
+# loss against them and the temperature of both softmaxes.
 TEACHER = ("teacher_logits", "teacher_weight", "teacher_temperature")
-"""Optional columns of a head: the teacher's logits, shaped as the head's, and for each example [B] the weight of the
-loss against them and the temperature of both softmaxes."""
 
 
 class Head(Block):

@@ -30,11 +30,11 @@ LEAVES = {
 }
 
 
+# Entries of a config.json that change the arithmetic of a model, unless their value is empty.
 SWITCHES = (
     *("is_decoder", "add_cross_attention", "is_encoder_decoder", "pruned_heads", "adapters"),
     *("quantization_config", "rope_scaling", "use_rotary_embeddings", "use_relative_positions"),
 )
-"""Entries of a config.json that change the arithmetic of a model, unless their value is empty."""
 
 
 def part_of(name: str, config: BertConfig) -> Part:

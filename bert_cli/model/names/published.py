@@ -39,6 +39,7 @@ ROBERTA = {
     "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
     "lm_head.": "cls.predictions.",
 }
+# model_type of transformers -> its record.
 TYPES = {
     "roberta": Published("Roberta", ROBERTA, skips_padding=True),
     "xlm-roberta": Published("XLMRoberta", ROBERTA, skips_padding=True),
@@ -71,7 +72,6 @@ TYPES = {
         has_segments=False,
     ),
 }
-"""model_type of transformers -> its record."""
 
 
 def bert_config(described: JSONObject) -> JSONObject:

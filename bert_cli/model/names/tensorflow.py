@@ -40,8 +40,8 @@ IGNORED = re.compile(
     "directionality|pooler_(fc_size|num_attention_heads|num_fc_layers|size_per_head|type)"
 )
 
+# End of the names in a checkpoint of objects, as TensorFlow 2 writes them.
 VARIABLE = "/.ATTRIBUTES/VARIABLE_VALUE"
-"""End of the names in a checkpoint of objects, as TensorFlow 2 writes them."""
 
 
 def is_object_based(names: Mapping[str, object]) -> bool:

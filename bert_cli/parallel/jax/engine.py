@@ -47,10 +47,10 @@ from bert_cli.parallel.jax.state import (
 from bert_cli.parallel.runtime import Mesh, Model
 
 Numbers = Mapping[str, np.float32 | np.int32]
+# State, columns, divisors of the loss, and the numbers of a request.
 Arguments = tuple[State, Arrays, Numbers, Numbers]
-"""State, columns, divisors of the loss, and the numbers of a request."""
+# A loss, and the totals of `ForwardPass.with_totals`.
 LossAndTotals = tuple[jax.Array, Arrays]
-"""A loss, and the totals of `ForwardPass.with_totals`."""
 COMPLETE = PartitionSpec()
 
 

@@ -26,14 +26,14 @@ from bert_cli.parallel.engine import Tensor
 Arrays = dict[str, jax.Array]
 ANY = PartitionSpec.UNCONSTRAINED
 
+# Whether equal layers run in a loop also if all activations are saved, by the kind of device.
 LOOPS = {"TPU": True, "GPU": False, "CPU": False}
-"""Whether equal layers run in a loop also if all activations are saved, by the kind of device."""
 # A loop is compiled once for all layers, which matters to the compiler for TPUs. It stores what each layer saves in one
 # array of all layers, which takes time and memory on CPUs and GPUs (docs/ideas/speed.md).
 
 
+# The weights of matrix products of encoder layers, if they have two axes.
 LAYER_KERNEL = re.compile(r"hid_\d+/.*/kernel")
-"""The weights of matrix products of encoder layers, if they have two axes."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ SPECS: dict[str, tuple[str | None, ...]] = {
     r"(emb|hid_\d+)/.*(bias|gamma|beta)": ("tensor_2",),
     r".*": (),
 }
+# Entries: a weight and its slots, by the weight's name in the first of the layers that share them.
 State = dict[str, list[jax.Array]]
-"""Entries: a weight and its slots, by the weight's name in the first of the layers that share them."""
 PUT_ROW = partial(lax.dynamic_update_index_in_dim, axis=0)  # once, or each row would be compiled
 
 

@@ -53,8 +53,8 @@ SIGNS_OF_LOSS = (
     tf.errors.UnknownError,
 )
 
+# A tf.function.
 Function: TypeAlias = tf.types.experimental.PolymorphicFunction
-"""A tf.function."""
 _numbers = itertools.count(1)
 
 

@@ -17,8 +17,8 @@ import tensorflow as tf
 from bert_cli.parallel.engine import Batch, StoppedBetweenMicroBatchesError, StopRequested, Tensor
 from bert_cli.parallel.tensorflow.stage import Saved, Stage, Tensors
 
+# The numbers of micro-batches, and a tensor of each.
 Queue = SimpleQueue[tuple[int, Tensor]]
-"""The numbers of micro-batches, and a tensor of each."""
 POLL_SECONDS = 0.2  # between checks of a waiting stage worker whether the step was abandoned
 
 

@@ -18,8 +18,8 @@ from bert_cli.parallel.engine import Batch, Tensor
 from bert_cli.parallel.tensorflow.mesh import traced
 
 Tensors = dict[str, Tensor]
+# The values of a forward pass that the backward pass reads.
 Saved = Tensor
-"""The values of a forward pass that the backward pass reads."""
 
 
 class SharedTraces:

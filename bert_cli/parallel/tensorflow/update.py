@@ -19,15 +19,15 @@ from bert_cli.parallel.runtime import Layout
 from bert_cli.parallel.tensorflow.mesh import DeviceGroup, Function, are_results_fused, traced
 from bert_cli.parallel.tensorflow.stage import Stage
 
+# Bytes of a bucket of the all-reduce, in float32.
 REDUCE_BUCKET = 64 * 10**6
-"""Bytes of a bucket of the all-reduce, in float32."""
 # Elements of a device's weights, and of a weight, above which compiling saves more time than it takes.
 UPDATES_WORTH_COMPILING = 2**23
 LARGE = 2**18
 
 
+# Several variables for each weight, by its name.
 Variables = dict[str, list[tf.Variable]]
-"""Several variables for each weight, by its name."""
 
 
 class DeviceUpdate:

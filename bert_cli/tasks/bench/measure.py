@@ -30,9 +30,9 @@ from bert_cli.tasks.run.resolve import runtime
 from bert_cli.train.loop import Hook, Info
 from bert_cli.versions import package_versions
 
+# The seconds of a step since the end of the previous step, the seconds of its `PARTS`, and the numbers of examples,
+# tokens, positions and operations; `skipped` counts the steps so far whose gradient was not finite.
 Step = dict[str, float]
-"""The seconds of a step since the end of the previous step, the seconds of its `PARTS`, and the numbers of examples,
-tokens, positions and operations; `skipped` counts the steps so far whose gradient was not finite."""
 # The measured parts of a step; the rest is `other`.
 PARTS = ("input_wait", "forward_backward", "reduction", "optimizer")
 # Steps between the lines of a measurement, besides the lines of the first and the last step: a line takes time.

@@ -48,8 +48,8 @@ HARMFUL = {
 }
 BFLOAT16_CAPABILITY = 8.0  # CUDA compute capability from which a GPU has products in bfloat16
 CGROUP = Path("/sys/fs/cgroup")
+# A warning slows a run down or may end it.
 Level = Literal["ok", "warning", "error"]
-"""A warning slows a run down or may end it."""
 T = TypeVar("T")
 
 

@@ -42,8 +42,8 @@ BESIDE = "onnx"  # folder of an export, in the folder of its model or of the mod
 MADE_FROM = "made_from.txt"
 ENCODER = ("embeddings.", "encoder.layer.")
 HEADS = ("pooler.", "cls.", "qa_outputs.", "classifier.")
+# transformers' inputs [B, S] by name -> its outputs.
 Graph = Callable[[Mapping[str, Any]], dict[str, Floats32]]
-"""transformers' inputs [B, S] by name -> its outputs."""
 
 
 def _top_k(values: Floats32, number: int) -> tuple[Floats32, Any]:

@@ -157,8 +157,8 @@ class Draft(Generic[Order]):
         )
 
 
+# Steps from an order to a run, by the names of their findings.
 Steps = Sequence[tuple[str, Callable[[Draft[Any]], str]]]
-"""Steps from an order to a run, by the names of their findings."""
 
 
 # --- the steps; each returns what it has found as text, "" if it had nothing to do

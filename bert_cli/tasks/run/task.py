@@ -25,12 +25,12 @@ from bert_cli.text import count
 from bert_cli.train import card, scores
 from bert_cli.train.loop import Prepare, Step, StoppedError
 
+# Name of a set of examples -> [n, labels] for examples, [T, labels] for positions.
 Logits = Mapping[str, Floats32]
-"""Name of a set of examples -> [n, labels] for examples, [T, labels] for positions."""
+# Rows below which scores come with a line that says what they cannot show.
 FEW_ROWS = 100
-"""Rows below which scores come with a line that says what they cannot show."""
+# The set of examples that a fold tests.
 FOLD = "validation"
-"""The set of examples that a fold tests."""
 SAME = ", chosen on the same examples"
 
 

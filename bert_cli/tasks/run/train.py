@@ -29,8 +29,8 @@ from bert_cli.train.checkpoint import METRICS, checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, Every, Hook, Info, StoppedError, train
 from bert_cli.train.metrics import HELD_OUT, Forecast, Pace, ProgressBar
 
+# Returns a hook that is called first after each step of a run.
 Timer = Callable[[Run], Hook]
-"""Returns a hook that is called first after each step of a run."""
 
 
 def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tuple[Run, bool]:

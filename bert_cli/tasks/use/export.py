@@ -42,8 +42,8 @@ from bert_cli.tasks.use.predict import trained_columns
 from bert_cli.train import checkpoint
 
 Outputs = dict[str, Floats32]
+# `INPUTS` [B, S] int32 by name -> outputs by name.
 Predict = Callable[[Mapping[str, Any]], Outputs]
-"""`INPUTS` [B, S] int32 by name -> outputs by name."""
 # Largest difference of an output in float32, relative to the largest output if that is above 1.
 LARGEST_DIFFERENCE = 1e-4
 # Limit of the largest output in this comparison: logits and hidden states of a sound model are below 100.

@@ -30,12 +30,12 @@ from bert_cli.text import count
 from bert_cli.train.checkpoint import read_settings
 
 FIELD = "pass one by --text-column"
+# Lines of an input from which hard line breaks are recognised.
 LINES_JUDGED = 1000
-"""Lines of an input from which hard line breaks are recognised."""
 SINGLE_LABEL = "single_label_classification"
 CLASSIFICATION = SEQUENCE_CLASSIFICATION.task
+# Batches that are sorted by length together, and printed together.
 BATCHES_AT_ONCE = 64
-"""Batches that are sorted by length together, and printed together."""
 
 
 class Prediction(NamedTuple):

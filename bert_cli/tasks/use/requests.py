@@ -23,15 +23,15 @@ from bert_cli.settings.settings import Settings
 from bert_cli.tasks.search import opened
 from bert_cli.tasks.search.ask import missing
 
+# A short sentence that asks.
 QUESTION = re.compile(
     r"(?:^|(?<=[.!?] ))[^\W\d_a-z][^.!?:;\n\"“]{20,70}[^\W\d_][\u00a0\u202f]?\?(?!\S)|[^。！？\n]{6,30}？",
     re.MULTILINE,
 )
-"""A short sentence that asks."""
 SAMPLE = 500  # passages in which questions are sought: it takes 20 ms
 TEXT = "text/plain; charset=utf-8"
+# Answers the JSON of a request. Raises ConfigError for a wrong one.
 Call = Callable[[JSONObject], object]
-"""Answers the JSON of a request. Raises ConfigError for a wrong one."""
 
 
 class Search(Settings, use_attribute_docstrings=True):
