@@ -134,6 +134,7 @@ def dispatch(arguments: Sequence[str]) -> None:
         with _engine(values.get("engine"), f"bert {name}"):
             with quiet_imports():
                 run = command.run_function()
+            # Collections begin with the work; what was loaded until here stays to the end anyway.
             gc.enable()
             run(settings)
     except KeyboardInterrupt:

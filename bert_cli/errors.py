@@ -144,6 +144,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     def similarity(candidate: str) -> float:
         forms = (_plain(candidate), _plain(candidate.rpartition(".")[2]))
         best = max(difflib.SequenceMatcher(None, plain, form).ratio() for form in forms)
+        # A name that contains the word is nearer than one that resembles it, and one that begins with it nearer
+        # still.
         return best + any(plain in form for form in forms) + forms[1].startswith(plain)
 
     near = max(known, key=similarity, default=None)

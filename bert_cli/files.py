@@ -115,6 +115,7 @@ def parse_json(
         except ValueError as failure:
             raise error(source, f"Invalid JSON: {failure}", remedy) from None
         saved = record.pop(OWN_CHECKSUM, None) if isinstance(record, dict) else None
+        # Computed of the parsed value: an editor may indent the file anew.
         if saved not in (None, actual := json_crc32c(record)):
             problem = f"has changed since it was saved (crc32c {actual}, not {saved})"
             edited = f"if you have edited it, remove {OWN_CHECKSUM} from it"
@@ -317,6 +318,7 @@ def atomic_folder(path: Path, size: float | None = None) -> Iterator[Path]:
         try:
             partial.mkdir()
             yield partial
+            # Folders too: the names of files are data of their folder.
             fsync_paths([*partial.rglob("*"), partial])
             if path.exists():
                 check_new_folder(path)  # another command may have written it meanwhile

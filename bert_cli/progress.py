@@ -25,6 +25,7 @@ class TerminalBar:
         self.description = description
         self.total = total
         self.done = done
+        # A dumb terminal, such as that of an editor, cannot move its cursor.
         self.shown = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
         self.live: Any = None
 

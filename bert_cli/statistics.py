@@ -24,6 +24,7 @@ import numpy.typing as npt
 from bert_cli.arrays import Bools, Floats64, Ints64, UInts8
 from bert_cli.text import count
 
+# The ends of an interval are the 25th value from each side; their own error is about 2 % of its width.
 RESAMPLES = 1000
 TAILS = 0.025, 0.975  # of 95 %
 # Weights of resamples that are computed together: half a megabyte, which stays in a cache.
@@ -75,6 +76,7 @@ def linked(rows: Iterable[Iterable[Hashable]]) -> list[Hashable]:
 
     def root(name: Hashable) -> Hashable:
         while parents.setdefault(name, name) != name:
+            # Halves the path on the way, so that the next search is short (union-find).
             parents[name] = name = parents[parents[name]]
         return name
 
@@ -172,6 +174,7 @@ def resampled(sample: Sample) -> Floats64:
 def _scores(sample: Sample, counts: UInts8) -> Floats64:
     """Return the score of each row of counts [R, groups], which has each group as often."""
     owner = sample.examples.groups
+    # Resamples at once; of more than 8,192 examples still 8, because each call of a rule costs too.
     rows = max(8, AT_ONCE // len(owner))
     parts = (counts[first : first + rows, owner] for first in range(0, len(counts), rows))
     rule = RULES[sample.rule]
@@ -212,6 +215,7 @@ def difference(first: Sequence[Sample], second: Sequence[Sample]) -> Score:
     low = high = math.nan
     if second and 1 < groups <= RESAMPLES:
         others = 1 - np.eye(groups, dtype=np.uint8)
+        # Pseudovalues of the jackknife: their mean is the score without most of its bias.
         added = groups * value - (groups - 1) * of(lambda sample: _scores(sample, others))
         low, high = np.array(mean_bounds(added)) + value - added.mean()
         if all(map(_is_at_most_1, systems)):
@@ -233,11 +237,13 @@ def mean_bounds(values: Floats64) -> tuple[Floats64, Floats64]:
     mean = values.mean(-1)
     centred = values - mean[..., None]
     draws = _draws(groups).T / groups
+    # [..., groups] x [groups, R]: the means of all resamples in one product.
     shifts = centred @ draws
     variances = centred**2 @ draws - shifts**2
     # Of equal values there is no variance but for rounding, and such a resample says nothing.
     least = 1e-9 * centred.var(-1)[..., None]
     ratios = _divided(shifts, np.sqrt(np.where(variances > least, variances, 0.0)))
+    # Quantiles of the studentized mean: they change sides, as its distribution is of the error.
     below, above = np.quantile(np.sqrt(groups) * ratios, TAILS, axis=-1)
     usual = student_quantile(groups - 1)
     error = values.std(-1, ddof=1) / np.sqrt(groups)
@@ -267,6 +273,7 @@ def student_quantile(freedom: int) -> float:
 @lru_cache(maxsize=4)
 def _draws(groups: int) -> UInts8:
     """Return how often each resample has each group [R, groups]."""
+    # Fixed, so that two systems with the same groups have the same resamples, and a score its interval again.
     random = np.random.default_rng(0)
     # More than 255 times is impossible: with so many groups, one of them has some ten at most.
     counts = np.empty((RESAMPLES, groups), np.uint8)
@@ -331,6 +338,7 @@ def _correlation(weights: Floats64, *columns: Floats64) -> Floats64:
 def _ranks(weights: Floats64, values: Floats64) -> Floats64:
     """Return the rank of each row in each resample [R, n]; equal values have their mean rank."""
     _, owner, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    # In the order of the values, so that `reduceat` adds up the weights of equal ones.
     ordered = weights[:, np.argsort(owner, kind="stable")]
     counts = np.add.reduceat(ordered, np.cumsum(sizes) - sizes, axis=1)
     return (np.cumsum(counts, axis=1) - (counts - 1) / 2)[:, owner]

@@ -112,6 +112,7 @@ class RotaryAttention(Layer):
         positions = batch.get("position_ids")
         if positions is None:
             positions = ops.arange(ops.shape(batch["input_mask"])[1])
+        # Su et al. 2021: the frequencies of H / 2 pairs of coordinates, from 1 down to about 1 / theta.
         frequencies = self.theta ** (-np.arange(0, size, 2) / size)
         angles = float32(positions)[..., None, None] * frequencies.astype(np.float32)
         return ops.cos(angles), ops.sin(angles)
@@ -140,6 +141,7 @@ class RotaryAttention(Layer):
         window = self.window
         width = 2 * window
         length = ops.shape(query_BNSH)[2]
+        # Rounded up: the last block is filled with padding, which no token reads.
         blocks = -(-length // width)
         rest = blocks * width - length
 
@@ -165,6 +167,7 @@ class RotaryAttention(Layer):
         is_masked = ops.equal(keys_BK1T, 0)
         if "position_ids" in batch:
             is_masked = ops.not_equal(keys_BK1T, in_blocks(mask_BS, 1, 0, rest)[..., None])
+        # From each of W queries to each of the 2 W keys of its block, which begin `window` before it.
         distances_WT = np.arange(2 * width) - window - np.arange(width)[:, None]
         far_WT = np.float32(MASKED_SCORE) * (np.abs(distances_WT) > window)
         bias_B1KWT = (float32(is_masked) * MASKED_SCORE + far_WT)[:, None]

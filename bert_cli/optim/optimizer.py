@@ -116,6 +116,7 @@ def weight_rules(
     names = list(names)
     layers = {name: int(match[1]) for name in names if (match := re.match(r"hid_(\d+)/", name))}
     count = 1 + max(layers.values(), default=-1)
+    # Embeddings are the lowest layer, so they learn the slowest.
     below_top = {name: count + 1 for name in names if name.startswith("emb/")}
     below_top |= {name: count - layer for name, layer in layers.items()}
     return {
@@ -157,9 +158,11 @@ def round_stochastically(value: Array, bits: Array) -> Array:
     size = ops.minimum(ops.absolute(value), 65504.0)
     exponent_bits = ops.convert_to_tensor(0x7F800000, "uint32")
     exponent = ops.view(ops.bitwise_and(ops.view(size, "uint32"), exponent_bits), "float32")
+    # Ten bits of mantissa; below the smallest normal number, 2^-14, the distance no longer shrinks.
     spacing = ops.maximum(exponent, 2.0**-14) * 2.0**-10
     lower = ops.floor(size / spacing)
     chance = size / spacing - lower
+    # 24 bits, all that float32 holds exactly: a uniform number in [0, 1).
     draw = ops.cast(ops.right_shift(bits, ops.convert_to_tensor(8, "uint32")), "float32") * 2.0**-24
     rounded = ops.sign(value) * ((lower + ops.cast(draw < chance, "float32")) * spacing)
     return ops.cast(ops.where(ops.isfinite(value), rounded, value), "float16")

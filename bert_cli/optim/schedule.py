@@ -18,6 +18,7 @@ from bert_cli.errors import ConfigError
 Rate = Callable[[int], float]
 MINIMUM = 1e-7  # smallest learning rate
 
+# PyTorch's GradScaler starts at 2^16 and doubles after as many steps.
 DYNAMIC_START = 2.0**15
 GROWTH_STEPS = 2000
 SMALLEST = 1.0
@@ -89,6 +90,7 @@ class LossScale:
         good_steps = self.good_steps + 1
         if self.dynamic and not finite:
             value = max(SMALLEST, value / 2)
+        # Doubling more often would skip more updates: each time the scale is too large costs one.
         elif self.dynamic and good_steps >= GROWTH_STEPS:
             value = min(LARGEST, value * 2)
             good_steps = 0

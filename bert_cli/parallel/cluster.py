@@ -27,6 +27,7 @@ PORTS = range(20_000, 32_000)
 # Each step of a job has separate ports, for so many tasks of a step on a host and so many steps.
 PORTS_OF_STEP = 64
 STEPS_OF_JOB = 8
+# A host that is down answers nothing: this bounds a round of attempts.
 CONNECT_SECONDS = 2.0
 REPORT_SECONDS = 60.0  # after which the ranks that have not started are named
 RETRY_SECONDS = 0.5
@@ -100,6 +101,7 @@ def find_processes(
 def _checked(workers: Sequence[str], rank: int, source: str) -> Processes:
     for worker in workers:
         where = f"{source} ({worker})"
+        # A name or an IPv4 address, or an IPv6 address in brackets, whose colons would end it.
         match = re.fullmatch(r"(?:[^\s:/\[\]]+|\[[^\s\[\]]+\]):(\d{1,5})", worker)
         if not match or not 0 < int(match[1]) < 65_536:
             raise ConfigError(where, "is not host:port", "write one such address for each process")
@@ -141,6 +143,7 @@ def _from_tf_config(text: str) -> Processes:
         return Processes(())
     if task is None or task.index >= len(getattr(jobs, task.type)):
         raise ConfigError(f"TF_CONFIG (task: {task})", "is not a task of this cluster", remedy)
+    # The chief is rank 0, as in TensorFlow, and the workers follow.
     rank = task.index if task.type == "chief" else len(jobs.chief) + task.index
     return _checked(workers, rank, "TF_CONFIG")
 
@@ -167,6 +170,8 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
             ranks.sort(key=lambda pair: pair[::-1])
         has_one_order = len(counts) == 1 or max(counts) == 1
         is_known = distribution in ("block", "*", "cyclic") or has_one_order
+        # What SLURM says of this task must agree with the order that was computed: else two tasks would take one
+        # rank's port.
         place = environment.get("SLURM_NODEID"), environment.get("SLURM_LOCALID")
         differs = rank < tasks and None not in place and place != tuple(map(str, ranks[rank]))
         if not is_known or differs:
@@ -178,6 +183,7 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
             "does not describe the host of each task",
             "start the run with `srun --distribution=block bert ...`, or set TF_CONFIG",
         ) from error
+    # Each task computes the ports of its step alone, and neighbouring jobs on a host get others.
     offset = (job * STEPS_OF_JOB + step) * PORTS_OF_STEP
     first = PORTS[offset % (len(PORTS) - max(counts))]
     return _checked([f"{hosts[host]}:{first + number}" for host, number in ranks], rank, "SLURM")
@@ -200,6 +206,7 @@ def _expand_hosts(nodes: str) -> list[str]:
             ranges = [part.partition("-") for part in numbers.split(",")] if numbers else []
             parts.append(
                 [
+                    # `n[08-10]` keeps its zeros: n08, n09, n10.
                     f"{number:0{len(first)}}"
                     for first, _, last in ranges
                     for number in range(int(first), int(last or first) + 1)
@@ -223,6 +230,7 @@ def wait_for_processes(
     address = missing.pop(processes.rank)
     began = reported = time.monotonic()
     with ExitStack() as stack:
+        # Before the others are asked: who connects to this process sees that it has started.
         listener = stack.enter_context(_listen(address))
         if interface is not None:
             with suppress(OSError):  # reported by `bind_to_interface`
@@ -267,6 +275,7 @@ def _listen(worker: str) -> socket.socket:
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
+        # On all interfaces, since the address of a name may be on any; `bind_to_interface` limits it.
         return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=128)
     except OSError as error:
         problem = f"its port cannot be opened ({error.strerror})"
@@ -293,6 +302,7 @@ def find_interface(processes: Processes) -> tuple[Processes, str | None]:
         return replace(processes, workers=workers), LOOPBACK
     host, _ = processes.address
     resolved = addresses_of(host)
+    # The interface that has the address of this host's name: the other hosts reach it by that name.
     for name, entries in psutil.net_if_addrs().items():
         # Debian's /etc/hosts has the own name with 127.0.1.1, which other hosts cannot reach.
         if name != LOOPBACK and any(entry.address in resolved for entry in entries):

@@ -59,6 +59,7 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 def device_memory(kind: str, processes: "Processes") -> int:
     """Return the bytes of the smallest visible GPU, from its driver, or a process' part of this host's memory."""
     if kind == "CPU":
+        # Of the host, not of the container: `bert doctor` knows the limit of a container.
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return memory // len(processes.local_ranks)
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
@@ -66,6 +67,7 @@ def device_memory(kind: str, processes: "Processes") -> int:
         command += ["-i", os.environ["CUDA_VISIBLE_DEVICES"]]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        # The driver counts in MiB. Of unequal GPUs the smallest decides, since all get the same layout.
         return min(int(line) for line in done.stdout.split()) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         problem = f"does not report the memory of the GPUs ({error})"

@@ -128,7 +128,9 @@ class Engine(ABC):
         All processes skip the update when the gradient is not finite. Raises StoppedBetweenMicroBatchesError if a stop
         is requested on any process, DeviceError if a micro-batch does not fit the memory or a process is lost.
         """
+        # What the watchdog of another rank prints, if that rank waits for this one.
         self.group.activity = f"step {request.step + 1}"
+        # Before the first forward pass: every loss is divided by the count of the complete step.
         counts = self._all_reduced(count(batch, self.head.COUNTS))
         # Without a masked or labelled token, the loss is 0 and not 0 / 0.
         divisors = {name: max(number, 1.0) for name, number in counts.items()}

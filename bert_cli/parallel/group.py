@@ -45,6 +45,7 @@ class ProcessGroup(ABC):
 
     def all_gather(self, number: float) -> list[float]:
         """Return the number of every process, ordered by rank."""
+        # A gather is a sum of vectors with one entry each: one collective serves for all exchanges.
         numbers = np.zeros(self.world_size)
         numbers[self.rank] = number
         return self.all_reduce(numbers).tolist()
@@ -52,6 +53,7 @@ class ProcessGroup(ABC):
     def gather_texts(self, text: str) -> list[str]:
         """Return the text of every process, ordered by rank."""
         data = np.frombuffer(text.encode(), np.uint8)
+        # A float64 for each byte: the texts are short.
         rows = np.zeros((self.world_size, int(max(self.all_gather(data.size)))))
         rows[self.rank, : data.size] = data
         return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode() for row in self.all_reduce(rows)]
@@ -106,6 +108,7 @@ def watchdog(group: ProcessGroup) -> Iterator[None]:
     finally:
         ended.set()
         if thread.is_alive():
+            # It may be in a call to a store whose rank has ended; it is a daemon, so the process ends without it.
             thread.join(timeout=10 * POLL_SECONDS)
 
 

@@ -61,6 +61,7 @@ class Loaded:
 def configs_folder() -> Path:
     """Return the folder of the shipped configs, in a checkout or an installed wheel."""
     package = Path(__file__).parents[1]
+    # A wheel has them inside the package, a checkout beside it.
     installed = package / "_configs"
     return installed if installed.is_dir() else package.parent / "configs"
 
@@ -82,6 +83,7 @@ def find_config(name: str, given_as: str = "--config", folder: Path = Path()) ->
     shipped = named_configs()
     if name.removesuffix(".json") in shipped:
         return shipped[name.removesuffix(".json")]
+    # Names to suggest: of shipped configs, and of the files in the folder that was meant.
     names = dict(zip(shipped, shipped, strict=True))
     for file in path.parent.glob("*.json"):
         names[file.stem] = str(Path(name).parent / file.name)
@@ -216,6 +218,7 @@ def override(under: Values, over: Values) -> JSONObject:
     if any(over.get(name) is not None for name in RUN_LENGTHS):
         removed = RUN_LENGTHS
     size, _, accumulation = BATCH_SIZES
+    # The batch is the product of three settings; it stays when the micro-batch becomes `auto`.
     numbers = [base.get(path, 1) for path in BATCH_SIZES]
     has_batch = any(path.startswith("global_batch.") for path in base)
     if has_batch and over.get(size) == "auto" and all(isinstance(n, int) for n in numbers):

@@ -89,6 +89,7 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
         if group_of(about.annotation):
             groups += _group(settings, name, about, about.default, True)
             continue
+        # The class that declares the field last, which also has its docstring.
         owner = next(kind for kind in settings.__mro__ if name in kind.__annotations__)
         if POSITIONAL in about.metadata:
             options = arguments
@@ -244,6 +245,7 @@ def _docstrings(module: str) -> Mapping[tuple[str, str], str]:
     """Return the docstrings of all fields in a module, by class and field. pydantic would read them at each start."""
     if not module.startswith("bert_cli."):
         return {}
+    # Python keeps no docstring of a field, so the source is read, for `--help` alone.
     nodes = ast.parse(inspect.getsource(sys.modules[module])).body
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     pairs = ((kind.name, *pair) for kind in classes for pair in pairwise(kind.body))
@@ -366,6 +368,7 @@ def _members(options: Options, group: str) -> list[Option]:
 
 def _is_value(options: Options, word: str) -> bool:
     """Return whether a word can be a value: no flag, a negative number, or a text with spaces."""
+    # -1 and -.5 are numbers, and - alone is standard input.
     if re.fullmatch(r"(?!-).*|-|-\d+|-\d*\.\d+", word, re.DOTALL):
         return True
     return " " in word and _find(options, word.partition("=")[0]) is None

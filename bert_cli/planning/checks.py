@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from bert_cli.planning.plan import Plan
 
+# BERT's own pre-training read its text about 40 times (Devlin et al. 2019, appendix A.2).
 MAX_EPOCHS = 100
 # Minimum mean number of text tokens per vocabulary entry: with fewer, half of the entries occur once or never.
 MIN_TOKENS = 10

@@ -44,6 +44,7 @@ def flops_of(order: TrainSettings) -> dict[str, float]:
     shape = order.shape
     positions = shape.examples * shape.positions
     flops = {
+        # A stage with the embeddings alone, as in the configs of Graphcore, still has some time.
         "emb": 10.0 * positions * width,  # element by element
         "hid": forward_flops(config, (), shape) / config.num_hidden_layers,
     }
@@ -58,6 +59,7 @@ def bubble(times: Sequence[float], mapping: Sequence[int], micro_batches: int) -
     `times` are the times of the stages for a micro-batch, `mapping` their devices. For p equal stages on p devices
     and m micro-batches the result is (p - 1) / (m + p - 1) (Narayanan et al. 2021, section 2.2.1).
     """
+    # A device with two stages, the first and the last, is busy for both.
     busy = [0.0] * (max(mapping) + 1)
     for time, device in zip(times, mapping, strict=True):
         busy[device] += time
@@ -201,10 +203,12 @@ def _shapes(order: TrainSettings, devices: int, processes: int) -> list[Shape]:
         remedy = f"start at most {devices // tensor_devices}"
         raise ConfigError(f"devices ({devices})", problem, remedy)
     check_processes(batch, processes, is_auto=True)
+    # A stage for each layer, and one for both ends of the model.
     limit = order.bert_config.num_hidden_layers + 1
     is_jax = order.engine == "jax"
     sizes = [tensor_devices] if is_jax else range(1, min(process_devices, limit) + 1)
     replicas = process_devices // sizes[0]
+    # Only numbers that keep the micro-batches of a step whole.
     divisors = [n for n in range(1, replicas + 1) if micro_batches % (processes * n) == 0]
     counts = [divisors[bisect_right(divisors, process_devices // size) - 1] for size in sizes]
     return [(processes * number, size) for number, size in zip(counts, sizes, strict=True)]
@@ -215,6 +219,7 @@ def _laid_out(order: Order, shape: Shape, memory: float) -> Order:
     batch = order.global_batch
     accumulation = batch.replicas * batch.grad_acc_steps_per_replica // replicas
     laid = order.with_batch(replicas=replicas, grad_acc_steps_per_replica=accumulation)
+    # The last stage returns to device 0, which has the word embeddings that the head scores with.
     mapping = [0] if devices == 1 or order.engine == "jax" else [*range(devices), 0]
     stages = {"pipeline_stages": _divide(laid, mapping, memory), "pipeline_device_mapping": mapping}
     return laid.model_copy(

@@ -96,6 +96,7 @@ def on_device(
     first, second = parallel.tensor_shape
     elements = weights_of(config)
     weights = sum(elements[name] for name in blocks) // (first * second)
+    # JAX divides a weight only along an axis whose size the replicas divide; the width stands for all axes.
     is_divisible = config.hidden_size % order.global_batch.replicas == 0 and second == 1
     shards = order.global_batch.replicas if order.engine == "tensorflow" or is_divisible else 1
     shard = math.ceil(weights / shards)
@@ -106,11 +107,13 @@ def on_device(
         largest = max(config.intermediate_size, config.vocab_size if "emb" in blocks else 0)
         updated = max(shard, config.hidden_size * largest)
     tables = sum("emb" in stages[n] or _reads_word_table(config, stages[n]) for n in numbers)
+    # Each stage with the word embeddings has its own sums of their gradients.
     accumulated = stored + max(0, tables - 1) * config.vocab_size * config.hidden_size
     masked = order.global_batch.micro_batch_size * order.masked * _reads_word_table(config, blocks)
     logits = FLOAT32 * masked * config.vocab_size // first
     size = COMPUTE_BYTES[order.precision]
     micro_batches = order.global_batch.grad_acc_steps_per_replica
+    # 1F1B: stage n of p holds the activations of at most p - n micro-batches.
     layers = sum(min(micro_batches, len(stages) - n) * stages[n].count("hid") for n in numbers)
     layer = saved_by_layer(order) // (first * second)
     if parallel.recompute:

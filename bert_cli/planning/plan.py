@@ -163,6 +163,7 @@ def _segments(
     """
     last = batch.grad_acc_steps_per_replica
     first = max(1, round(last * (batch.start_fraction or 1.0)))
+    # Not more sizes than there are whole numbers of micro-batches between both.
     sizes = min(MOST_SIZES, last - first)
     if batch.start_fraction and not sizes:
         problem = f"has no effect on an accumulation of {count(last, 'micro-batch')}"

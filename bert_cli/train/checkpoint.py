@@ -59,6 +59,7 @@ BEST = "best.json"
 LOCK = "lock"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+# Eight digits, so that names sort like steps up to 99,999,999; more are read too.
 CHECKPOINT = re.compile(r"step_\d{8,}")
 # The packages that decide the numbers of a run.
 PACKAGES = ("tensorflow", "jax", "keras", "numpy", "tokenizers", "safetensors")
@@ -210,6 +211,7 @@ def write_best(folder: Path, step: int, name: str, value: float) -> None:
     """
     best = Best(step=step, metric=name, value=value, scored=step)
     old = read_best(folder)
+    # Equal scores keep the older checkpoint, so that a run and its resumption choose the same.
     is_worse = old and (value <= old.value or math.isnan(value))
     if old and is_worse and (folder / checkpoint_name(old.step)).is_dir():
         best = old.model_copy(update={"scored": step})
@@ -287,6 +289,7 @@ def write_tensors(path: Path, tensors: Tensors) -> None:
     """Write a safetensors file. Raises OSError if it cannot be written."""
     # transformers requires the name of the framework whose layout the weights have.
     about = {"format": "pt"} if path.name == MODEL else None
+    # Made here, with the rights that the user's umask allows.
     path.touch()
     mode = path.stat().st_mode
     # save_file writes the bytes of a transposed array as they lie in memory.
@@ -305,10 +308,12 @@ def find_fault(value: Array, dtype: str = "", name: str = "") -> str:
     if value.dtype != dtype if dtype else value.dtype.kind in "biuc":
         return f"is {value.dtype}, not {dtype or 'real numbers'}"
     # The minimum and the maximum of values with a NaN are NaN.
+    # Two passes over the values and no copy: a mask of finite values would take a byte for each weight.
     low = value.min()
     high = value.max()
     if not (low > -np.inf and high < np.inf):
         return "has values that are not finite"
+    # The next update would take its square root, which is NaN.
     if name.endswith(f"/{MOMENTS[1]}") and low < 0:
         return "has negative values, although it is a mean of squares"
     return ""

@@ -147,10 +147,12 @@ class Pace:
     def after_step(self, step: int, examples: float, tokens: float) -> dict[str, float]:
         """Return the speed metrics of the step that has just ended; `tokens` exclude padding."""
         now = time.monotonic()
+        # Two readings of a clock may be equal.
         seconds = max(now - self.started, 1e-9)
         self.started = now
         each = seconds / (self.work(step) - self.work(step - 1))
         if self.recent is None:
+            # A mean over more steps would hide that the machine has become slower.
             self.recent = deque(maxlen=20)
         else:
             self.recent.append(each)

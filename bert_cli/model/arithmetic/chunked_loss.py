@@ -76,6 +76,7 @@ def _forward(
 ) -> RowState:
     zeros_M = ops.zeros_like(labels_M)
     zeros32_M = ops.cast(zeros_M, "float32")
+    # Made from the labels, because their number may be known only when the graph runs.
     state = RowState(zeros32_M - float("inf"), zeros32_M, zeros32_M, zeros_M)
     for start, end in chunk_ranges(table_VD.shape[0], chunks):
         # One chunk after the other: all at once would need the memory of all scores.
@@ -89,6 +90,7 @@ def _forward(
 def _with_chunk(state: RowState, scores_MW: Tensor, labels_M: Tensor, start: int) -> RowState:
     chunk_largest_M = ops.max(scores_MW, axis=-1)
     largest_M = ops.maximum(state.largest, chunk_largest_M)
+    # A label of another chunk reads some column of this one, and the result is not used.
     column_M = ops.clip(labels_M, 0, scores_MW.shape[1] - 1)
     at_column_M = ops.take_along_axis(scores_MW, column_M[:, None], axis=1)[:, 0]
     is_in_chunk_M = ops.equal(column_M, labels_M)
@@ -96,6 +98,8 @@ def _with_chunk(state: RowState, scores_MW: Tensor, labels_M: Tensor, start: int
     added_M = ops.sum(ops.exp(scores_MW - largest_M[:, None]), axis=-1)
     return RowState(
         largest_M,
+        # The sum so far has the scale of the largest score before: it is moved to the new one, so that no exponential
+        # overflows.
         state.exponentials * ops.exp(state.largest - largest_M) + added_M,
         ops.where(is_in_chunk_M, at_column_M, state.label_score),
         best_M,
@@ -113,6 +117,7 @@ def _backward(
     chunk_gradient: Operation,
 ) -> Gradients:
     """Return the gradients of x, table and bias; a score has the gradient scale * (probability - 1 at the label)."""
+    # Summed over chunks in float32: in float16 each of up to V / W additions would round.
     x_gradient_MD = ops.zeros_like(ops.cast(x_MD, "float32"))
     table_gradients: list[Tensor] = []
     bias_gradients: list[Tensor] = []

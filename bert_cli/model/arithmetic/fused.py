@@ -112,6 +112,7 @@ def dense_by_library(x: Tensor, kernel: Tensor, bias: Tensor, *, is_gelu: bool =
     rows = tf.matmul(tf.reshape(x, (-1, kernel.shape[0])), constant_of(kernel, x.dtype))
     rows = tf.nn.bias_add(rows, constant_of(bias, x.dtype))
     if is_gelu:
+        # The order of these operations is the pattern that the graph optimizer knows as GELU.
         half = tf.cast(0.5, x.dtype)
         rows = half * rows * (1.0 + tf.math.erf(rows * tf.cast(math.sqrt(0.5), x.dtype)))
     return tf.reshape(rows, (*ops.shape(x)[:-1], kernel.shape[1]))
@@ -194,6 +195,8 @@ def keep_mask(shape: tuple[int | Tensor, ...], rate: float, seed: Tensor) -> Ten
     # A hash of the element's index and the seed is compared with a threshold: no state, nothing to save for the
     # backward pass, and the same mask on every backend. XLA fuses it into the kernel that uses the mask. The arithmetic
     # is signed and wraps, because not every backend multiplies unsigned integers.
+    # Mixed twice, with the seed before and after: seeds that differ by 1 would otherwise give the same mask, shifted
+    # by an element.
     bits = _mix(_mix(_indices_from(seed, shape)) ^ seed)
     return bits >= round(rate * 2**32) - 2**31
 
@@ -217,6 +220,8 @@ def _indices_from(first: Tensor, shape: tuple[int | Tensor, ...]) -> Tensor:
     for axis in reversed(range(len(shape))):
         steps = ops.arange(shape[axis], dtype="int32") * _signed(stride)
         indices += ops.reshape(steps, [-1 if n == axis else 1 for n in range(len(shape))])
+        # It wraps beyond 2^32 elements, where masks repeat: the attention of 8 x 512 positions in 12 heads has 25
+        # million.
         stride *= shape[axis]
     return indices
 
@@ -252,6 +257,8 @@ def normalize(x: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float) -> 
     """Return LayerNorm over the last axis (Ba et al. 2016, equation 4); float32 in and out."""
     centred = x - ops.mean(x, axis=-1, keepdims=True)
     variance = ops.mean(ops.square(centred), axis=-1, keepdims=True)
+    # Two passes over x, mean first: the mean of squares minus the square of the mean loses digits where the mean is
+    # large.
     scale = float32(gamma) * ops.rsqrt(variance + epsilon)
     return centred * scale if beta is None else centred * scale + float32(beta)
 
@@ -376,6 +383,7 @@ def _norm_forward(seed: Tensor | None, *inputs: Tensor, rate: float, epsilon: fl
 def _norm_backward(seed: Tensor | None, *inputs: Tensor, rate: float, epsilon: float) -> Gradients:
     product, residual, bias, gamma, _, gradient = inputs
     joined = _add_residual(product, bias, residual, seed, rate)
+    # Computed again from the inputs: saved, the joined values would be float32 and as large as the activations.
     centred = joined - ops.mean(joined, axis=-1, keepdims=True)
     inverse = ops.rsqrt(ops.mean(ops.square(centred), axis=-1, keepdims=True) + epsilon)
     normal = centred * inverse
@@ -383,6 +391,8 @@ def _norm_backward(seed: Tensor | None, *inputs: Tensor, rate: float, epsilon: f
     inner = gradient * float32(gamma)
     mean = ops.mean(inner, axis=-1, keepdims=True)
     projection = ops.mean(inner * normal, axis=-1, keepdims=True)
+    # The gradient of LayerNorm: without its parts along a constant vector and along the normal vector, which the
+    # output ignores.
     joined_gradient = inverse * (inner - mean - normal * projection)
     dropped = dropout(joined_gradient, rate, seed)
     gradients = ops.cast(dropped, product.dtype), ops.cast(joined_gradient, residual.dtype)
@@ -406,6 +416,7 @@ def _softmax_backward(
 ) -> Tensor:
     saved = float32(probabilities)
     gradient32 = dropout(float32(gradient), rate, seed)
+    # The gradient of a softmax p: p * (g - sum(p * g)).
     result = saved * (gradient32 - ops.sum(saved * gradient32, axis=-1, keepdims=True))
     return ops.cast(result, probabilities.dtype)
 

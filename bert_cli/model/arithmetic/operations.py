@@ -33,6 +33,7 @@ class Operations:
 
     def inside(self, name: str) -> Self:
         """Return the operations of an inner layer."""
+        # Paths become relative, so that equal layers have equal factors and can share a trace.
         start = f"{name}/"
         inner = {n.removeprefix(start): f for n, f in self.factors.items() if n.startswith(start)}
         return replace(self, factors=inner)

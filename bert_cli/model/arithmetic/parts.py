@@ -68,6 +68,7 @@ class Layer(keras.layers.Layer):
             if name.startswith("_") or name in NOT_IN_TRACE_KEY:
                 continue
             if isinstance(value, Layer):
+                # Recursive: layers inside layers count with all their attributes.
                 value = value.trace_key
             elif isinstance(value, keras.Variable):
                 value = value.shape

@@ -46,15 +46,19 @@ def factors(config: BertConfig, batch: BatchShape) -> Table:
     """Return the factors of all weights and scaled activations by their paths, for pre-training in micro-batches."""
     width = config.hidden_size
     examples = batch.examples
+    # A sum of `width` products of unit values has the variance `width`.
     readout = width**-0.5
     rows, masked, pairs = (examples * n for n in (batch.positions, batch.masked, batch.sequences))
+    # The gradient of a weight is a sum over all positions of a micro-batch.
     sums = rows**-0.5
     masked_sums = masked**-0.5
     pair_sums = pairs**-0.5
     # Both losses have the weights of plain BERT: the gradient of a next-sentence label is as large as the gradients of
     # all masked tokens of its sequence.
     encoder = masked / readout  # its gradients relative to plain BERT's gradients
+    # The gradient of a cross entropy over V words has the standard deviation sqrt(V - 1) / V at the start.
     mlm = masked * config.vocab_size / math.sqrt(config.vocab_size - 1.0)
+    # The same for two classes: sqrt(2 - 1) / 2.
     nsp = 2.0 * pairs
     pooler = 2**-0.5 / readout
     table = _weight(readout, masked_sums)
@@ -103,6 +107,7 @@ def _layer(config: BertConfig, positions: int, sums: float, layer: int) -> Table
     depth = config.num_hidden_layers
     # Branch k of the stack has the weight 1 / sqrt(L + k) relative to the residual (2407.17465, appendix G).
     keep = math.sqrt(1.0 - config.hidden_dropout_prob)
+    # Dropout divides what it keeps by 1 - p, so the variance of a branch grows by 1 / (1 - p).
     first, second = (keep * (depth + 2 * layer + k) ** -0.5 for k in (0, 1))
     mean = MEAN * math.sqrt(1.0 - config.attention_probs_dropout_prob)
     # A score is one of S, so gradients of queries and keys are this small; 2.5 puts both sides of a factor in range.

@@ -42,6 +42,7 @@ class Embeddings(Block):
         """Reads `input_ids`, `segment_ids` and, for packs, `position_ids` [B, S]; returns [B, S, D]."""
         positions = batch.get("position_ids")
         if positions is None:
+            # [S], the same for every example; columns of packs are [B, S].
             positions = ops.arange(ops.shape(batch["input_ids"])[1])
         x_BSD = self.word(batch["input_ids"]) + self.segment(batch["segment_ids"])
         x_BSD = self.layer_norm(self.scaled("sum", x_BSD + self.position(positions)))
@@ -89,11 +90,14 @@ class SelfAttention(Layer):
 
     def context(self, x_BSD: Tensor, bias: Tensor, key: Key) -> Tensor:
         """[B, S, D] -> [B, S, D]: for each position the mean of the values, weighted by query times key."""
+        # 1 / sqrt(H): the variance of a score is about 1, whatever the size of a head (Vaswani et al. 2017, section
+        # 3.2.1).
         scale = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
         operations = self.operations
         query_BSD = operations.query(operations.project(self.query, x_BSD), scale)
         key_BSD = operations.project(self.key, x_BSD)
         value_BSD = operations.project(self.value, x_BSD)
+        # The key is transposed while it is divided into heads, so that the scores need no transposed product.
         query_BNSH = self._heads(query_BSD, (0, 2, 1, 3))
         key_BNHS = self._heads(key_BSD, (0, 2, 3, 1))
         value_BNSH = self._heads(value_BSD, (0, 2, 1, 3))
@@ -130,6 +134,7 @@ class FeedForward(Layer):
 class EncoderLayer(Block):
     """Block `hid_N`: attention, then feed-forward. Uses the dropout ids `dropout_id` to `dropout_id` + 2."""
 
+    # One each for the attention probabilities, the output of attention and the output of the feed-forward layer.
     DROPOUT_IDS = 3
     READS = ("input_mask", "position_ids")
     number: int
@@ -150,6 +155,7 @@ def attention_bias(batch: Columns) -> Tensor:
     # Two slices: TFLite has none that adds two axes to a tensor of unknown shape.
     mask_B1S = batch["input_mask"][:, None]
     if "position_ids" in batch:
+        # Numbers of sequences, and 0 for padding: a position reads the positions with its own number.
         is_other_BSS = ops.not_equal(mask_B1S, ops.swapaxes(mask_B1S, 1, 2))
         return (ops.cast(is_other_BSS, "float32") * MASKED_SCORE)[:, None]
     return (1.0 - ops.cast(mask_B1S, "float32"))[:, None] * MASKED_SCORE
@@ -169,6 +175,7 @@ class GatherPositions(Block):
         first_BC = start_B1
         if "next_sentence_positions" in batch:
             first_BC = start_B1 + ops.cast(batch["next_sentence_positions"], "int32")
+        # Flat indices: one gather from [B * S, D] for all examples, and its gradient is one scatter.
         rows = [first_BC] if self.has_first else []
         rows += [start_B1 + positions_BP]
         return ops.take(ops.reshape(hidden, (-1, size)), ops.concatenate(rows, axis=1), axis=0)
@@ -204,6 +211,7 @@ class MeanPooling(Block):
             return ops.sum(hidden * mask_BS1, 1, keepdims=True) / ops.sum(
                 mask_BS1, 1, keepdims=True
             )
+        # `input_mask` numbers the texts of a pack from 1.
         numbers_C1 = ops.arange(1, 1 + batch["next_sentence_positions"].shape[1])[:, None]
         is_in_BCS = ops.cast(ops.equal(numbers_C1, batch["input_mask"][:, None]), "float32")
         # A pack may have fewer texts.

@@ -83,6 +83,8 @@ class MaskedLM(ScoresWords):
         """Return `loss_sums` for `masked_lm_*` [B, P]; with several chunks, not all scores are computed at once."""
         labels = columns["masked_lm_ids"]
         weights = ops.reshape(ops.cast(columns["masked_lm_weights"], "float32"), (-1,))
+        # All scores at once are [M, V] in float32: 78 MB for 32 examples of 20 masked positions and BERT's 30,522
+        # tokens.
         if self.chunks == 1:
             return loss_sums(self(x_BPD), labels, weights)
         x_MD, table_VD = self._factors(x_BPD)
@@ -179,6 +181,7 @@ class QuestionAnswering(Head):
             positions_B = labels[f"{name}_positions"]
             sums_of_ends.append(task_sums(logits_BS2[:, :, number], positions_B, None, columns))
         (start, start_correct), (end, end_correct) = sums_of_ends
+        # The mean of both, as in Google's run_squad.py.
         loss = (start + end) / 2.0
         sums = {"loss": loss, "start_correct": start_correct, "end_correct": end_correct}
         return loss / counts["examples"], sums
@@ -233,6 +236,7 @@ class SequenceClassification(Classifier):
             ones_BL = ops.ones_like(logits) / self.labels
             counted = ones_BL if counted is None else ones_BL * counted[:, None]
             weights = ones_BL if weights is None else weights
+            # [B, L] -> [B, L, 2]: each label is a question of its own, with yes and no.
             logits = _with_zero(logits)
             if "teacher_logits" in labels:
                 labels = {**labels, "teacher_logits": _with_zero(labels["teacher_logits"])}
@@ -320,6 +324,7 @@ class SentenceEmbedding(Head):
         scores = exact_matmul(texts[:, 0], candidates, transpose_b=True)
         scores = scores / labels["temperature"]
         scores = ops.where(labels["is_left_out"], MASKED_SCORE, scores)
+        # The candidates of row n begin with its positive, and each row has G - 1 of them.
         positives = ops.arange(rows) * (texts.shape[1] - 1)
         loss, _ = loss_sums(scores, positives, None)
         # As in `contrastive_loss`, a positive with the score of another candidate is not correct.
@@ -350,6 +355,7 @@ class MeanClassification(SentenceEmbedding):
 
 def unit_vectors(vectors_BD: Tensor) -> Tensor:
     """Return the vectors scaled to length 1; a vector of zeros is unchanged."""
+    # 1e-24 is the square of the shortest length, 1e-12, by which a vector is divided.
     squared_B1 = ops.sum(ops.square(vectors_BD), -1, keepdims=True)
     return vectors_BD * ops.rsqrt(ops.maximum(squared_B1, 1e-24))
 
@@ -379,6 +385,7 @@ def task_sums(
     expected = ops.log_softmax(teacher / temperature[..., None])
     log_probabilities = ops.log_softmax(logits / temperature[..., None])
     divergences = ops.sum(ops.exp(expected) * (expected - log_probabilities), axis=-1)
+    # T^2: gradients of the soft part shrink as 1 / T^2, so both parts stay as important at any temperature.
     soft = ops.sum(divergences * ops.square(temperature) * weight * counted)
     return loss + soft, correct
 

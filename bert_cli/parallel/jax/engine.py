@@ -96,6 +96,7 @@ class JaxEngine(Engine):
             shape = tuple(values[0].shape)
             spec = self.specs[key]
             divided = self._sharding(key, over_replicas(spec, shape, self.grid))
+            # Three ways to divide an entry: complete, the slots over the replicas, or the weight too (ZeRO 1 and 3).
             complete = self._sharding(key, spec)
             stored = divided if layout.shard_weights else complete
             updated = self.update_shardings[key] = divided if shards_moments else complete
@@ -184,6 +185,7 @@ class JaxEngine(Engine):
         replicas = len(self.local_grid.devices)
         first = self.first_index(batch, request)
         local = {name: column for name, column in batch.items() if name in self.reads}
+        # The sample index of each micro-batch, from which its dropout follows.
         local["index"] = (first + np.arange(len(batch["input_ids"]))) % 2**31
         columns: Arrays = {}
         for name, column in local.items():
@@ -212,6 +214,7 @@ class JaxEngine(Engine):
     def lowered_step(self, arguments: Arguments) -> jax.stages.Lowered:
         """Return the step for arguments of these shapes, traced and not compiled."""
         complete = NamedSharding(self.grid, COMPLETE)
+        # The state is donated: its memory is used for the new state, or a step would need both.
         results = self.shardings, self.by_replicas, complete, complete
         step = jax.jit(self._compute, donate_argnums=0, out_shardings=results)
         with jax.set_mesh(self.grid):
@@ -224,12 +227,14 @@ class JaxEngine(Engine):
         weights = {name: parts[0] for name, parts in state.items()}
         gradients, sums = self._accumulate(weights, columns, counts, numbers["scale"])
         squared = _squared_norm(gradients.values()) / numbers["scale"] ** 2
+        # The same arithmetic as `clip_factor`, but on the device: the host would have to wait for the norm.
         norm = jnp.sqrt(squared)
         max_norm = numbers["max_norm"]
         factor = jnp.where(norm <= max_norm, 1.0, max_norm / norm) / numbers["scale"]
         new = {}
         for name, parts in state.items():
             updated = self._updated(name, parts, gradients[name], factor, numbers)
+            # A step with a gradient that is not finite keeps all values, also the moments.
             pairs = zip(updated, parts, strict=True)
             new[name] = [jnp.where(jnp.isfinite(squared), *pair) for pair in pairs]
         return new, sums, squared, _squared_norm(parts[0] for parts in new.values())
@@ -262,6 +267,7 @@ class JaxEngine(Engine):
             new = optimizer.apply_update(rule, weight, direction, squares, rate, random_key)
             return [new, *new_slots]
 
+        # Stacked rows keep the ids of their own weights, so stochastic rounding does not depend on the layout.
         ids = jnp.array([optimizer.weight_id(name) for name in names], jnp.int32)
         rates = np.array([rule.rate for rule in rules], np.float32)
         if key in self.forward_pass.stacks:
@@ -367,6 +373,7 @@ class JaxEngine(Engine):
     def _infer(self, batch: Batch, counts: Numbers | None) -> Tensor:
         weights = self._local or {name: parts[0] for name, parts in self.state.items()}
         grid = self.local_grid
+        # A last batch that the replicas do not divide runs complete on each of them.
         axis = "replica" if len(batch["input_ids"]) % grid.shape["replica"] == 0 else None
         columns = {n: np.asarray(column) for n, column in batch.items() if n in self.reads}
         placed = jax.device_put(columns, NamedSharding(grid, PartitionSpec(axis)))
@@ -376,6 +383,7 @@ class JaxEngine(Engine):
 
 def build_engine(model: Model, mesh: Mesh) -> JaxEngine:
     """Return an engine with new weights."""
+    # Initial weights are made in host memory: an accelerator may have room for its part alone.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         return JaxEngine(dict(model.blocks()), mesh, device_grid(mesh), model)
 

@@ -111,6 +111,7 @@ class ForwardPass:
 
         A backward pass that takes totals as their cotangents returns the totals plus the gradients of the weights.
         """
+        # Totals of layers in a loop are passed on by the loop, row by row.
         separate = {name: total for name, total in totals.items() if name not in self.stacks}
         weights, separate = _accumulating(weights, separate)
         totals = totals | separate
@@ -143,6 +144,7 @@ class ForwardPass:
             for number, block in enumerate(blocks)
         ]
         keys = [shifted_key(key, shift) for shift in shifts]
+        # [rounds][blocks of the pattern] -> one key for each block of the pattern, with an axis of rounds.
         keys_of_rounds = [keys[first : first + length] for first in range(0, len(keys), length)]
         stacked_keys = jax.tree.map(lambda *arrays: jnp.stack(arrays), *keys_of_rounds)
         names = {weight.path for block in pattern for weight in block.weights}
@@ -172,6 +174,7 @@ class ForwardPass:
                 hidden = lax.with_sharding_constraint(hidden, PartitionSpec(ANY, ANY, "tensor_2"))
             return hidden
 
+        # Saves the arguments of `run` alone, the block's input, and computes the rest again.
         run = jax.checkpoint(run) if self.recomputes else run
         return run(_weights_of(block, weights), hidden, columns, key)
 
@@ -218,6 +221,7 @@ def _accumulate_backward(
     number: jax.Array | None, gradients: tuple[jax.Array, jax.Array]
 ) -> Tensor:
     gradient, total = gradients
+    # Gradients of kernels have the compute dtype; in bfloat16 a sum of many would lose the small ones.
     gradient = gradient.astype(total.dtype)
     if number is None:
         return None, total + gradient, None

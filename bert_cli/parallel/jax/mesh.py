@@ -48,6 +48,7 @@ from bert_cli.processes import print_error, print_line
 from bert_cli.text import count
 
 AXES = ("replica", "tensor", "tensor_2")
+# JAX's own limits are switched off: `Links` notices a lost process and names it.
 FOREVER = 10**6  # seconds
 NOTICE_SECONDS = 3.0  # from the error of a collective until the connections show its cause
 FLAGS = (
@@ -89,6 +90,7 @@ class Links:
 
     def add(self, rank: int, link: socket.socket) -> None:
         """Watch the connection to a rank."""
+        # Four probes within the time: a single lost packet is no lost process.
         probe = max(1, self.lost_after_seconds // 4)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe)

@@ -46,6 +46,7 @@ from bert_cli.parallel.tensorflow.pipeline import Channel, MicroBatches, StageWo
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import DeviceUpdate, Variables, random_bits
 
+# An all-reduce of two numbers over all processes: with a second between them it costs nothing beside a step.
 AGREE_SECONDS = 1.0  # between checks, during a step, whether a process was asked to stop
 
 
@@ -98,9 +99,12 @@ class TensorFlowEngine(Engine):
             for name, variables in weights_of(replicas).items()
         }
         self.updates: list[list[DeviceUpdate]] = [[] for _ in replicas]
+        # One update for each device, although a device may have two stages: the ends of the model share the word
+        # embeddings.
         for replica, row in enumerate(self.updates):
             for device in range(len(mesh.devices[replica])):
                 pairs = zip(replicas[replica], layout.stage_devices, strict=True)
+                # The map repeats for each replica; device numbers are those of a replica.
                 stages = [stage for stage, its_device in pairs if its_device == device]
                 # A device may have only the gather of the masked positions, which has no weights.
                 if optimizer is not None and any(stage.weights for stage in stages):
@@ -112,6 +116,8 @@ class TensorFlowEngine(Engine):
         # A GPU computes asynchronously.
         self.asks_before_each_micro_batch = self._is_one_stage and "CPU" in mesh.devices[0][0]
         threads = max(sum(map(len, replicas)), sum(map(len, self.updates)))
+        # All stages at once, or all updates at once, whose collectives wait for one another: with fewer threads they
+        # would hang.
         self._pool = ThreadPoolExecutor(threads, "stage")
         self._traced_shapes: set[tuple[Shape, ...]] = set()
 
@@ -156,6 +162,7 @@ class TensorFlowEngine(Engine):
             first_index = self.first_index(batch, request)
             sums = self.accumulate(batch, first_index, divisors, scale, request.stop_requested)
         with self.record("reduction"):
+            # The gradients still have the scale of the loss; their norm is of the plain ones.
             squared = self.all_reduce_gradients() / scale**2
         with self.record("optimizer"):
             if math.isfinite(squared):
@@ -163,6 +170,7 @@ class TensorFlowEngine(Engine):
                 weight_squared = self.apply_update(factor, request)
             else:
                 self.clear_gradients()
+                # The first replica stands for all: their weights are equal.
                 weight_squared = math.fsum(float(on.weight_squared()) for on in self.updates[0])
         return StepResult(sums, squared, weight_squared)
 
@@ -284,6 +292,7 @@ class TensorFlowEngine(Engine):
             while True:
                 done, running = wait(futures, AGREE_SECONDS, FIRST_EXCEPTION)
                 if any(future.exception() is not None for future in done):
+                    # The error that came first abandons the step, so the other workers end soon.
                     wait(futures)
                     errors = [error for future in futures if (error := future.exception())]
                     # The other errors follow from the first error.

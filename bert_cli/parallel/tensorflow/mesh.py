@@ -121,6 +121,7 @@ class TensorFlowProcessGroup(ProcessGroup):
         self._workers = mesh.processes.workers
         key = (mesh.number + 1) * KEYS_OF_MESH
         group = DeviceGroup(key, self.world_size, self.rank, mesh.host)
+        # One function for each length of frames: a collective has a key, and with it one shape.
         self._functions = [
             traced(lambda tensor, number=number: group.all_reduce(tensor, number))
             for number in range(len(FRAMES))
@@ -144,6 +145,7 @@ class TensorFlowProcessGroup(ProcessGroup):
     def _sum(self, numbers: Floats64) -> Floats64:
         which = int(numbers.size > FRAMES[0])
         length = FRAMES[which]
+        # Padded with zeros, which a sum does not change.
         frames = np.pad(numbers, (0, -numbers.size % length)).reshape(-1, length)
         sums = [self._functions[which](tf.constant(frame)).numpy() for frame in frames]
         return np.concatenate([np.zeros(0), *sums])[: numbers.size]
@@ -216,10 +218,13 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
         if gpus:
             tf.config.set_visible_devices(gpus[:needed], "GPU")
             for device in gpus[:needed]:
+                # Else TensorFlow takes all memory of a GPU at once, also what other processes need.
                 tf.config.experimental.set_memory_growth(device, True)
         else:
             cpu = tf.config.list_physical_devices("CPU")[0]
+            # Logical devices can be made once, before the first operation.
             if needed > len(tf.config.get_logical_device_configuration(cpu) or [None]):
+                # A CPU is divided in name only: its devices share cores and memory, so that layouts run on a laptop.
                 device = tf.config.LogicalDeviceConfiguration()
                 tf.config.set_logical_device_configuration(cpu, [device] * needed)
             keep_freed_memory()

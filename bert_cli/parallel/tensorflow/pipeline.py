@@ -19,6 +19,7 @@ from bert_cli.parallel.tensorflow.stage import Saved, Stage, Tensors
 
 # The numbers of micro-batches, and a tensor of each.
 Queue = SimpleQueue[tuple[int, Tensor]]
+# A thread that waits in a queue without a limit could not be interrupted.
 POLL_SECONDS = 0.2  # between checks of a waiting stage worker whether the step was abandoned
 
 
@@ -58,6 +59,7 @@ class MicroBatches(NamedTuple):
 
     def key(self, number: int) -> Tensor:
         """Return the dropout key of a micro-batch: the seed and its sample index."""
+        # Keys are int32. After two thousand million micro-batches masks repeat.
         index = (self.first_index + self.rows[number]) % 2**31
         return tf.constant(np.array([self.seed, index], np.int32))
 
@@ -107,6 +109,7 @@ class StageWorker:
         hidden = self._receive_hidden(number)
         columns = self.stage.columns(self.micro_batches.columns(number))
         output, saved = self.stage.forward(hidden, columns, self.micro_batches.key(number))
+        # Held until its backward pass: with 1F1B by at most as many micro-batches as stages follow.
         self.saved[number] = columns, saved
         self.after.forward.put((number, output))
 

@@ -74,6 +74,8 @@ class Stage:
         self.weights = {
             # Keras' variable wraps TensorFlow's.
             name: weight.value if hasattr(weight, "path") else weight
+            # Also a weight that another stage has: each stage adds to its own accumulator, so that two threads never
+            # write one.
             for name, weight in weights.items()
         }
         blocks = [*body, head] if head is not None else list(body)
@@ -105,6 +107,7 @@ class Stage:
     def columns(self, micro_batch: Batch) -> Tensors:
         """Return the columns that this stage reads, on its device. A test set has no labels."""
         with tf.device(self.device):
+            # Only these go to the device: most stages read the mask alone.
             present = (name for name in self.reads if name in micro_batch)
             return {name: tf.convert_to_tensor(micro_batch[name]) for name in present}
 
@@ -220,6 +223,7 @@ class Stage:
             hidden, inputs = self._run_saving_inputs(hidden, columns, key)
         with tf.GradientTape() as tape:
             tape.watch([] if hidden is None else hidden)
+            # The blocks were run outside the tape, so it saves nothing of them.
             last = hidden if recomputes else self._run_body(hidden, columns, key)
             loss, sums = self.head(last, columns, counts, key)  # type: ignore[misc]
             scaled = loss * loss_scale
@@ -278,6 +282,7 @@ class Stage:
                 new = total if name in accumulated else tf.where(is_first, gradient, total)
                 accumulator.assign(new)
         else:
+            # Traced with both branches: one function serves the first micro-batch and the others.
             tf.cond(is_first, lambda: add(True), lambda: add(False))
         return accumulated | pairs.keys()
 

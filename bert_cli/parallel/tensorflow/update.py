@@ -23,6 +23,7 @@ from bert_cli.parallel.tensorflow.stage import Stage
 REDUCE_BUCKET = 64 * 10**6
 # Elements of a device's weights, and of a weight, above which compiling saves more time than it takes.
 UPDATES_WORTH_COMPILING = 2**23
+# Smaller weights are biases and norms, whose functions cost more to compile than all their updates save.
 LARGE = 2**18
 
 
@@ -272,6 +273,7 @@ def shares(sizes: Mapping[str, int], replicas: int) -> list[list[str]]:
     """Return the names of each replica's weights: of the largest that is left, the replica with least takes it."""
     owned: list[list[str]] = [[] for _ in range(replicas)]
     totals = [0] * replicas
+    # The largest first, so that small weights fill the differences; the word table alone is a fifth of BERT-base.
     for name in sorted(sizes, key=lambda name: -sizes[name]):
         rank = totals.index(min(totals))
         owned[rank].append(name)
@@ -284,6 +286,7 @@ def buckets(sizes: Mapping[str, int]) -> list[list[str]]:
     filled: list[list[str]] = []
     free = 0
     for name, size in sizes.items():
+        # Gradients are float32, whatever the dtype of the weights.
         if 4 * size > free:
             filled.append([])
             free = REDUCE_BUCKET

@@ -125,6 +125,7 @@ def measure(settings: BenchRunSettings) -> JSONObject | None:
         devices = 1 if is_cpu else sum(map(len, job.mesh.devices))
         dtype = str(keras.DTypePolicy(job.order.precision).compute_dtype)
         group.barrier()
+        # Alone on its device, as an upper limit of what the model's products can reach.
         of_one = product_rate(CPU_SIDE if is_cpu else DEVICE_SIDE, dtype)
         rate = float(group.all_reduce([of_one * devices])[0])
         metrics["matmul_flops_per_second"] = rate
@@ -168,6 +169,7 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> JSONObject:
     seconds = [step["seconds"] for step in measured]
     low = median = high = seconds[0]
     if len(seconds) > 1:
+        # Inclusive: with few steps the quartiles stay within what was measured.
         low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
     rates = {
         f"{name}_per_second": statistics.median(step[name] / step["seconds"] for step in measured)
@@ -238,5 +240,6 @@ def product_rate(side: int, dtype: str) -> float:
         return time.perf_counter() - began
 
     repeat(1)
+    # As many products as fill the round, so that reading the clock does not count.
     times = max(1, round(ROUND_SECONDS / max(repeat(1), 1e-6)))
     return 2 * side**3 / statistics.median(repeat(times) / times for _ in range(ROUNDS))

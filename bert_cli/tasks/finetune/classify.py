@@ -53,10 +53,12 @@ from bert_cli.tasks.run.finetune_steps import steps_of
 from bert_cli.tasks.run.task import Logits, Result, Task, half_of
 from bert_cli.text import count, remarks_of
 
+# A tenth of 1,000 rows shows an accuracy of 0.8 within 0.08; folds of fewer rows score them all.
 FOLDED = 1000  # rows of a table, below which all of them are tested
 FOLDS = 5
 METRICS = "accuracy", "macro_f1"  # of the user's table
 MOST_PRINTED = 12  # labels of a printed table; files have all
+# A matrix of a million cells; as JSON it is some 3 MB.
 MOST_CONFUSED = 1000  # labels of a written confusion matrix
 
 

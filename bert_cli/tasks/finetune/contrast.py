@@ -67,6 +67,7 @@ def add_gradients(
     is_text = index >= 0
     # Every process computes the loss of all texts.
     number_of_texts = contrast.rows * contrast.texts
+    # Each process fills the rows of its own texts, so the sum over processes is the table of all.
     everywhere = np.zeros((number_of_texts, vectors.shape[2] + 1))
     everywhere[index[is_text], :-1] = vectors[is_text]
     everywhere[index[is_text], -1] = batch["text_numbers"][is_text]
@@ -120,6 +121,7 @@ def contrastive_loss(
         positive = rows - first, rows * (vectors.shape[1] - 1)  # the score of the positive
         scores = anchors[rows] @ candidates.T / np.float32(temperature)
         scores[_left_out(texts, rows)] = -np.inf
+        # A tie is no hit: a model that gives every text the same vector would be right everywhere.
         is_correct[rows] = (scores >= scores[positive][:, None]).sum(1) == 1
         losses[rows] = logsumexp(scores, axis=1) - scores[positive]
         changes = softmax(scores, axis=1)  # the gradient of a row's loss with respect to its scores

@@ -148,6 +148,7 @@ def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:
     if retrieval is None:
         return {}
     queries = retrieval.queries
+    # Every n-th query: the pairs of a query are all documents, so their number sets the time.
     every = -(-len(queries) * len(retrieval.documents) // BM25_PAIRS)
     if every > 1 and len(queries) < FEWEST * every:
         print_line("baseline, BM25: left out, it takes too long")

@@ -107,10 +107,12 @@ def regression(vectors: Array, labels: Column) -> dict[str, Floats32]:
     from sklearn.linear_model import LogisticRegression  # takes a second
     from threadpoolctl import threadpool_limits
 
+    # The penalty of the regression depends on the scale of its inputs.
     scale = unit_scale(vectors)
     with threadpool_limits(1):
         method = LogisticRegression(max_iter=1000).fit(scale * vectors, labels)
     values = {"kernel": scale * method.coef_.T, "bias": method.intercept_}
     if len(values["bias"]) == 1:  # of two labels
+        # Scikit-learn has one logit for two labels; the head has two, whose difference it is.
         values = {name: np.concatenate([-side, side], -1) / 2 for name, side in values.items()}
     return {name: value.astype(np.float32) for name, value in values.items()}

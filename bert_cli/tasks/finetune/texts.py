@@ -104,6 +104,7 @@ def baselines_of(
     folded = folds is not None
     if folds is None:
         texts = [*texts, *(text for name in names for text in sets[name].joined)]
+        # Without folds: one part that learns from the training rows and answers all held-out texts.
         folds = np.repeat([-1, 0], [len(train), len(texts) - len(train)])
     numbers = range(folds.max() + 1)
     parts = [(np.flatnonzero(folds[: len(train)] != n), folds == n) for n in numbers]
@@ -128,6 +129,7 @@ def baselines_of(
             )
             for rows, tested in parts
         ]
+    # Back from the order of the folds to the order of the texts: the rank of a rank.
     positions = np.argsort(np.argsort(folds[folds >= 0], kind="stable"))
     ends = np.cumsum([len(sets[name]) for name in names])[:-1]
     results: dict[str, Result] = {}

@@ -30,6 +30,7 @@ LEAST_HELD_OUT = 12  # documents, if half of them are as many
 MOST_HELD_OUT = 500  # documents
 MOST_POSITIONS = 512  # of a new model
 USABLE = 0.9  # of the hours: the rest is for data steps, evaluations and checkpoints
+# A hundred updates of the smallest batch.
 LEAST_EXAMPLES = 3200
 LITTLE_TIME = 0.5  # of the hours, or of all epochs: less is explained
 MANY_UNKNOWN = 0.05  # words that a vocabulary lacks
@@ -191,14 +192,19 @@ def new_model(
     pieces = step(TABLE["vocabulary"]["pieces"], text.words)
     length, predictions = length_for(text, None)
     epochs = TABLE["epochs"]["scratch"]
+    # Tokens that all epochs read; `fitting` are those for which the hours suffice.
     available = epochs * _records(text, length) * FILLED * length
+    # From the largest; after the loop `size` and `config` are the smallest.
     for size in reversed(TABLE["size"]["sizes"]):
         _, layers, width, _ = size
         config = ModernBertConfig(
             vocab_size=pieces,
             hidden_size=width,
             num_hidden_layers=layers,
+            # Heads of 64 values, as in BERT of every size.
             num_attention_heads=width // 64,
+            # With the gate, products of 13 times width x width in a layer; BERT's four times as wide inner layer has
+            # 12.
             intermediate_size=3 * width,
             max_position_embeddings=MOST_POSITIONS,
             initializer_range=step(TABLE["architecture"]["deviations"], width),

@@ -77,6 +77,7 @@ def read_facts(
     Raises DataError for a text of fewer than MIN_DOCUMENTS documents or MIN_WORDS words.
     """
     pieces = [piece for part in parts for piece in files.split_part(part, PIECE_BYTES, reading)]
+    # Every n-th piece of the whole text, so that its parts have their share.
     every = max(1, int(sum(map(files.text_bytes, parts))) // SAMPLED_BYTES)
     documents = []
     size = 0
@@ -103,6 +104,7 @@ def read_facts(
         words=scale * sum(lengths),
         documents=scale * len(lengths),
         languages={code: number / codes.total() for code, number in codes.most_common()},
+        # The length of a run is chosen for nine of ten documents; the longest would set it for all.
         long_document=float(np.percentile(lengths, 90)),
         is_estimated=is_estimated,
         is_cut=is_cut,
@@ -144,7 +146,9 @@ def divide(
     part_of: dict[int, str] = {}
     left_out: set[int] = set()
     for number, group in zip(itertools.count(every - 1, every), groups, strict=False):
+        # At most half of the documents, also with their copies, may be lost to training.
         if number in group and len(part_of) + len(left_out) + len(group) <= total / 2:
+            # In turn: the first for the test, the second held out, and so on.
             part_of[number] = PARTS[2 - len(part_of) % 2]
             left_out |= group - {number}
     if len(part_of) < 2:

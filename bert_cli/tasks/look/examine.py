@@ -95,6 +95,7 @@ def check_memory(
         total = free = memory
         text = f"device {device} of a replica needs {format_bytes(needed)}"
     else:
+        # All replicas of this host share its memory; those of other hosts do not count.
         local = order.global_batch.replicas * len(processes.local_ranks) // processes.count
         needed = max(1, local) * sum(sizes)
         total, free = machine.memory()
@@ -117,6 +118,7 @@ def check_memory(
 
 def checkpoint_bytes(order: TrainSettings) -> int:
     """Return the size of a checkpoint: the weights in their dtype and the slots of the optimizer."""
+    # Weights and two moments in float32 are 12 bytes: 1.3 GB for BERT-base.
     weights = layout.parameters(order)
     return weights * (WEIGHT_BYTES[order.precision] + MOMENT_BYTES)
 

@@ -156,6 +156,7 @@ def file_system(folder: Path) -> str | None:
     mounts = psutil.disk_partitions(all=True)
     above = [mount for mount in mounts if path.is_relative_to(mount.mountpoint)]
     # A later mount on the same point hides the earlier one.
+    # The longest path is the innermost mount.
     above.sort(key=lambda mount: len(mount.mountpoint))
     return above[-1].fstype if above else None
 
@@ -213,6 +214,7 @@ def check_processor(report: Report) -> None:
     number = described["cores"]
     quota = described["quota"]
     text = described["processor"]
+    # Without /proc/cpuinfo nothing is known, and nothing is said.
     is_slow = bool(flags) and not flags & {"avx2", "asimd"}
     text += ", no AVX2: matrix products are several times slower" if is_slow else ""
     remedy = "use another machine, or a hypervisor that passes AVX2 through"

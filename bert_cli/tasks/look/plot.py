@@ -129,6 +129,7 @@ def draw(
 
     names = list(map(_plain, names))
     columns = max(1, min(len(names), LEGEND_LETTERS // (max(map(len, names)) + 7)))
+    # Inches: the title and the axis, the panels, and 0.22 for each line of the legend.
     height = 0.9 + PANEL_HEIGHT * len(panels) + 0.22 * (math.ceil(len(names) / columns) + 1)
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]

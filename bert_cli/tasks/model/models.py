@@ -163,6 +163,7 @@ class Source:
             old = tensors[name]
             first = self.first_new
             means = [old[list(rows)].mean(0, dtype=np.float32) for rows in self.replaced]
+            # Rows that the model had beyond its pieces keep their number; the new pieces take the first of them.
             padding = old[first + len(means) :]
             tensors[name] = np.concatenate([old[:first], np.array(means, old.dtype), padding])
         return tensors
@@ -291,6 +292,8 @@ def find_source(
         described |= tensorflow_names.architecture_of(shapes)
     source = Source(folder, described, str(where), weights, stored=stored)
     config = source.config  # raises an error for sizes that do not fit each other
+    # At a byte a weight, less than any format takes: a config.json of another model is noticed before gigabytes are
+    # allocated.
     least = config.embedding_weights + config.num_hidden_layers * config.layer_weights
     size = size_of(filter(Path.is_file, source.folder.iterdir()))
     if least > size:

@@ -236,6 +236,7 @@ def one_device() -> str:
         return jax.default_backend().upper()
     import tensorflow as tf
 
+    # One is enough for a prediction, and the others stay free.
     gpus = tf.config.list_physical_devices("GPU")[:1]
     with suppress(RuntimeError):  # TensorFlow is initialized already
         tf.config.set_visible_devices(gpus, "GPU")
@@ -373,6 +374,7 @@ class Predictor:
         read = 0
         batches = by_length(features, size)
         with TerminalBar(sys.stderr, f"{total:,} texts", total, place.done) as bar:
+            # A single batch is over before a bar would be drawn.
             bar.shown &= total > size
             for numbers, columns, outputs in outputs_of(features, batches, predict, shape):
                 finite = np.isfinite(outputs[0]).reshape(len(numbers), -1).all(axis=1)
@@ -384,6 +386,7 @@ class Predictor:
                     )
                 yield numbers, columns, outputs
                 read += len(numbers)
+                # Windows of long texts, in proportion: batches go by length, not by text.
                 done = place.done + read * inputs // examples  # an input may be several examples
                 bar.show(f"{done:,} of {total:,} texts", done)
 

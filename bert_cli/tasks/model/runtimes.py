@@ -32,6 +32,7 @@ from bert_cli.tasks.model.opened import INPUTS, Columns, Opened, head_for, head_
 
 # Texts that a core computes together, so that what lies between two products fits into its cache.
 AT_ONCE = 4
+# Half of the coefficients of the formula, because GELU has half of erf.
 ERF = tuple(
     np.float32(n / 2) for n in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 )
@@ -154,6 +155,7 @@ class Bert:
         )
         scale = np.float32(query_BNSH.shape[-1] ** -0.5)
         scores_BNSS = scale * query_BNSH @ key_BNSH.swapaxes(2, 3)
+        # As in the model of training: the exponential of a padded position is 0.
         scores_BNSS -= np.float32(1e9) * is_padding_B11S
         mixed_BNSH = softmax(scores_BNSS) @ value_BNSH
         return mixed_BNSH.swapaxes(1, 2).reshape(hidden_BSD.shape)
@@ -209,6 +211,7 @@ def open_numpy(source: models.Source, task: str) -> Light | None:
         needed |= {"pooler.dense.bias": config.hidden_size} if POOL.name in head.before else {}
     sizes = {name: value.size for name, value in weights.items() if "position_ids" not in name}
     encoder = sum(size for name, size in sizes.items() if name.startswith(ENCODER))
+    # Every weight must have a place in this class, or the model is another one.
     is_usual = (
         needed.items() <= sizes.items()
         and encoder == config.embedding_weights + config.num_hidden_layers * config.layer_weights
@@ -255,6 +258,8 @@ def open_graph(source: models.Source, task: str) -> Light | None:
             if made_from == made_of(source) and (folder / GRAPH).is_file():
                 run = partial(_outputs, run_graph(folder / GRAPH))
                 return Light(source, (), (), head, f"ONNX Runtime ({folder}, {precision})", run)
+            # The user put it beside this model, so it is told; one beside the run may be meant for another
+            # checkpoint.
             if folder.parent == source.folder:  # that of a run may be of another checkpoint
                 print_error(
                     f"warning: {folder} is not used: its model or this program has changed; export it again"

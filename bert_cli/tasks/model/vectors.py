@@ -118,6 +118,7 @@ class TokenEmbedding(Embedding):
             texts /= features.lengths[:, None]
         hidden = embeddings.unit_vectors(hidden)
         bounds = zip(features.starts, features.lengths, strict=True)
+        # Without [CLS] and [SEP]; an empty text has its [SEP], so that it has a token.
         inner = [hidden[n + 1 : n + max(2, size - 1)] for n, size in bounds]
         return embeddings.unit_vectors(texts), inner
 

@@ -42,6 +42,7 @@ def read_weights(path: Path) -> Tensors:
         return _read_shards(path)
     readers = {".bin": _read_torch, ".safetensors": checkpoint.read_tensors}
     tensors = readers.get(path.suffix, _read_tensorflow)(path)
+    # Only if all have it: `module.` may be a name of its own in a model.
     if all(name.startswith(PARALLEL) for name in tensors):
         tensors = {name.removeprefix(PARALLEL): value for name, value in tensors.items()}
     for name, value in tensors.items():

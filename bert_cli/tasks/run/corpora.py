@@ -95,6 +95,7 @@ def open_stream(order: PretrainSettings, rank: int = 0, world_size: int = 1) -> 
     if any(source.is_dynamic for source in stream.sources):
         return stream
     held_out = order.validation_dir and _folder_of(order.validation_dir, "validation_dir")
+    # The masking may be meant for the evaluation alone, whose records choose masks when they are read.
     is_for_held_out = held_out and read_corpus(held_out)["masking"] == "dynamic"
     if order.mask_probabilities or (is_set(order, "masking") and not is_for_held_out):
         listed = ", ".join(map(str, folders))
@@ -133,6 +134,7 @@ def text_checks(stream: ExampleStream, new_pieces: int | None) -> Iterator[Check
         text = f"{source.folder}: a sequence of {N} tokens recurs {often:.2f} times on average"
         is_much = often > MAX_REPEATS * copies
         yield Check("repeated text", is_much, text, WITHOUT_COPIES, {"repeats": often})
+        # Tokens of a record without padding, times records: the tokens of the text, once.
         mean = np.count_nonzero(rows["input_mask"]) / len(rows["input_mask"])
         tokens += mean * len(source) / copies
     if tokens and new_pieces is not None:
@@ -204,6 +206,7 @@ def refuse_another_vocabulary(
         problem = f"holds a run whose vocabulary differs from the records in {corpus}"
         remedy = "use another folder for a new run, or use this run's own records"
         raise ConfigError(f"save_ckpt_path ({run})", problem, remedy)
+    # Pieces that only the records have extend the model; the others must be equal in place.
     for number, (our_token, their_token) in enumerate(zip_longest(ours, theirs)):
         if their_token is not None and our_token != their_token:
             differs = (

@@ -97,6 +97,7 @@ def _part_of(draft: Draft[FinetuneSettings], seed: int, name: str) -> Draft[Fine
     paths = draft.order.model_dump(include={"save_ckpt_path", "tensorboard_dir"}, exclude_none=True)
     changes = {field: path / name for field, path in paths.items()}
     part.order = draft.order.model_copy(update={"seed": seed, **changes})
+    # A folder of its own, so that each seed continues from its own checkpoint.
     part.start = replace(draft.start, folder=Folder(part.order.save_ckpt_path))
     return part
 
@@ -111,6 +112,7 @@ def _tested_in_folds(draft: Draft[FinetuneSettings]) -> Task:
     draft.plan = job.plan
     if newest := draft.start.folder.newest:
         checkpoint.refuse_another_run(newest, job.fixed, job.record)
+    # [rows, labels]: each row is filled by the one fold that tests it; rows that no fold tests stay 0.
     logits = np.zeros((len(folds), task.labels), np.float32)
     size = folds.max() + 1
     for number in range(size):
@@ -132,6 +134,7 @@ def _answers_of_fold(job: Job) -> Floats32 | float:
     """
     group = runtime(job.order.engine).group_of(job.mesh)
     about = json.dumps([job.fixed, job.task.fingerprint], sort_keys=True)
+    # The name has a checksum of all that the answers depend on: another setting finds no answers.
     kept = job.folder.with_name(f"fold_{zlib.crc32(about.encode()):08x}.npz")
     # Decided by rank 0: a file may appear later on another host.
     if not group.broadcast([kept.is_file()])[0]:
@@ -164,6 +167,7 @@ def resolve(draft: Draft[Any], scorer: Scorer | None = None) -> Job:
     assert task.train is not None
     examples = task.train if task.draw is None else task.draw(task.train, order.seed)
     plan, reader, sample = open_features(order, examples, draft.mesh, task.reader)
+    # Rounded up: the last step of an epoch may reach into the next.
     per_epoch = -(-reader.epoch_size // plan.examples_per_step)
     draft.extend_vocabulary()
     is_described = draft.plan is not None

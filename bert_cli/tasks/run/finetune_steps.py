@@ -108,6 +108,7 @@ def take_lengths(draft: Draft[FinetuneSettings]) -> str:
     if "max_seq_length" not in order.model_fields_set:
         of_tokenizer = draft.tokenizer and draft.tokenizer.max_length
         lengths = (order.max_seq_length, of_tokenizer, stored.get("max_seq_length"))
+        # The shortest of the three that are known.
         longest = min(filter(None, lengths))
         if longest < order.max_seq_length:
             order = changed(order, max_seq_length=longest)

@@ -192,6 +192,7 @@ def choose_layout(draft: Draft[Any]) -> str:
         kind, number, memory = resolve.find_devices(order, processes)
     if order.is_open:
         number *= processes.count
+        # A batch in examples leaves the micro-batch open.
         is_auto = order.global_batch.examples_per_step is not None
         # Dropout depends on the micro-batch, so a resumed run has its checkpoint's.
         if is_auto and (continued := draft.start.folder.newest):
@@ -244,6 +245,7 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
         draft.extend_vocabulary()
     _refuse_pairs(order, "dataset_dir", stream)
     # Damaged records are refused before anything is built.
+    # Reads the first records of the permutation, which come from anywhere in the corpus.
     stream.rows(np.arange(SAMPLE))
     draft.stream = stream
     if draft.tokenizer is None:

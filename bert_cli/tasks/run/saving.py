@@ -61,6 +61,7 @@ def load_state(run: Run, stack: ExitStack) -> None:
         "unlabelled": [part.fingerprint for part in job.task.unlabelled.values()],
     }
     shared = json.dumps(compared, sort_keys=True)
+    # 48 bits, since the group exchanges float64, which holds integers of 53 bits exactly.
     digest = hashlib.blake2b(shared.encode(), digest_size=6).digest()
     if difference := _first_difference(group, int.from_bytes(digest, "little")):
         problem = "was started with other settings, has another layout, or reads another corpus than rank 0"
@@ -126,6 +127,7 @@ def _check_same_weights(group: ProcessGroup, state: State) -> None:
     for weight in state.weights.values():
         if weight.is_sharded:  # all ranks together store it once
             continue
+        # A checksum of 32 bits suffices: it is no defence, and float64 carries it exactly.
         digest = zlib.crc32(np.ascontiguousarray(weight.numpy()).tobytes(), digest)
     if difference := _first_difference(group, digest):
         problem = f"the weights of rank {difference[0]} differ from rank 0"

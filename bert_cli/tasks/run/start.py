@@ -81,6 +81,7 @@ def disk_format(
     shapes = shapes_of(weights)
     shape = order.bert_config
     table = factors_of(order)
+    # Folded weights of Unit Scaling are float32, so that folding them back gives the same bits.
     dtype = "float16" if order.precision == "float16" and not table else "float32"
     config = hf.hf_config(shape, dtype=dtype, head=order.head, label_names=label_names)
     if table:

@@ -218,6 +218,7 @@ class Scorer:
             if group.all_reduce([self.stop()])[0]:
                 print_line("run: stopped while scoring; the same command scores the model")
                 raise StoppedError
+            # All processes go through the loop as often, also one whose slice is empty: collectives wait for all.
             mine = batches[first : first + group.world_size][group.rank : group.rank + 1]
             for numbers, _, (values,) in outputs_of(features, mine, predict, shape):
                 features.put(logits, numbers, values)
@@ -262,6 +263,7 @@ def compare(
         )
     for name, result in baselines.items():
         print_line(f"baseline, {name}: {describe(result.intervals)}")
+    # A lower loss is better; every other score is better where it is higher.
     sign = -1 if best.endswith("loss") else 1
     scored = [name for name in baselines if best in baselines[name].samples]
     ranked = sorted(scored, key=lambda name: sign * choosing[name].samples[best].value)

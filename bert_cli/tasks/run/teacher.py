@@ -178,6 +178,7 @@ def _vectors_of(
 def _parts_of(texts: Sequence[str]) -> list[list[str]]:
     """Return the different texts in parts by the first bits of their hashes, so that one more text changes one part."""
     different = sorted(set(texts))
+    # Parts of about STORED_AT_ONCE texts, or of down to half as many.
     bits = (len(different) // STORED_AT_ONCE).bit_length()
     parts: dict[int, list[str]] = {}
     for text in different:
@@ -194,6 +195,7 @@ def _resized(vectors: Floats32, size: int) -> Floats32:
     """Return vectors [n, size]: longer ones on their first principal axes, shorter ones followed by zeros."""
     if size < vectors.shape[1]:
         # Axes through the origin, so that inner products change least.
+        # [D, D], summed in float64 over all texts.
         axes = np.linalg.eigh(np.float64(vectors.T) @ vectors)[1][:, : -size - 1 : -1]
         # The sign of an axis is arbitrary: the largest of its values becomes positive.
         signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], 0))

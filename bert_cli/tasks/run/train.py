@@ -129,6 +129,7 @@ def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None
     engine = run.engine
     stop = job.stop
     last = job.plan.total_steps
+    # A run that saves nothing is a measurement or a dry run, of some steps from here.
     last = last if job.order.saves else min(state.step + job.unsaved_steps, last)
     writer = stack.enter_context(BackgroundWriter())
     save = saving.saver(run, writer) if job.order.saves else None
@@ -144,6 +145,7 @@ def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None
         run.step.stop_requested = forecast.noting_each_start(stop)
     with ProgressBar(state.step, last, stop) as bar:
         hooks = _hooks(run, last, save, bar, forecast, stack)
+        # A checkpoint that failed ends the run at the next step, not at its end.
         hooks.append((lambda info: writer.check(), Every(steps=1)))
         if timer is not None:
             hooks.insert(0, (timer(run), Every(steps=1)))
@@ -223,8 +225,10 @@ def _report(run: Run, last: int, bar: ProgressBar, stack: ExitStack | None) -> H
     first = run.state.step + 1
     cadence = Every(steps=order.log_every_steps, last_step=last)
     total = job.plan.total_steps
+    # Ten lines in words for a reader who watches the log, whatever the length of the run.
     tenth = Every(steps=math.ceil(total / 10), last_step=last)
     compared = 2 * health.compared_steps(total)
+    # A resumed run compares with the steps before, so that its warning is that of an uninterrupted run.
     before = history.Run(job.folder).tail(compared) if reporters else []
     steps = deque(before, compared)
     has_warned = False

@@ -270,6 +270,7 @@ def write_onnx(served: Served, folder: Path) -> Predict:
             return tuple(values[name] for name in outputs)
 
     # A tensor for each input: the exporter would merge inputs that are the same object.
+    # Two examples: the exporter would take a size of 1 for a constant.
     example = tuple(torch.ones((2, 4), dtype=torch.int64) for _ in inputs)
     positions = served.model.source.config.max_position_embeddings
     batch = torch.export.Dim("batch", min=1)
