@@ -29,12 +29,12 @@ class Command(NamedTuple):
 
     def settings_class(self) -> "type[Settings]":
         """Import and return the settings class."""
-        kind: type[Settings] = resolve_name(f"bert_cli.config.{self.settings}Settings")
+        base: type[Settings] = resolve_name(f"bert_cli.config.{self.settings}Settings")
         if not self.training:
-            return kind
+            return base
         from bert_cli.config.tools import over
 
-        return over(kind, self.training, COMMANDS[self.training].settings_class())
+        return over(base, self.training, COMMANDS[self.training].settings_class())
 
     def run_function(self) -> Callable[[Any], None]:
         """Import and return the function that runs the command."""

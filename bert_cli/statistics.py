@@ -71,7 +71,7 @@ def identify(
 
 
 def linked(rows: Iterable[Iterable[Hashable]]) -> list[Hashable]:
-    """Group rows that share a name, directly or through other rows; names are not integers, which number the rows."""
+    """Group rows that share a name, directly or through other rows."""
     parents: dict[Hashable, Hashable] = {}
 
     def root(name: Hashable) -> Hashable:
@@ -80,11 +80,14 @@ def linked(rows: Iterable[Iterable[Hashable]]) -> list[Hashable]:
             parents[name] = name = parents[parents[name]]
         return name
 
-    size = 0
-    for size, names in enumerate(rows, 1):
-        for name in names:
-            parents[root(size)] = root(name)
-    return [root(number) for number in range(1, size + 1)]
+    firsts: list[Hashable] = []
+    for names in rows:
+        # A row without names is equal to itself alone.
+        first, *others = [*names] or [object()]
+        firsts.append(first)
+        for name in others:
+            parents[root(name)] = root(first)
+    return list(map(root, firsts))
 
 
 def linked_texts(rows: Iterable[Iterable[str]]) -> list[Hashable]:
@@ -161,7 +164,7 @@ class Score(NamedTuple):
 def describe(scores: Mapping[str, Score]) -> str:
     """Return scores with their intervals and their numbers of examples as a line."""
     sizes = {score[3:]: f" in {count(score.groups, 'group')}" for score in scores.values()}
-    texts = (f"{n:,}{more if n != groups else ''}" for (n, groups), more in sizes.items())
+    texts = (f"{n:,}{in_groups if n != groups else ''}" for (n, groups), in_groups in sizes.items())
     values = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
     return f"{values}; n {' and '.join(texts)}"
 

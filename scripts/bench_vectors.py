@@ -156,13 +156,13 @@ def predict_ours(options: argparse.Namespace) -> Pairs:
     from bert_cli.config.use import PredictSettings
     from bert_cli.data.tokens.tokenizer import read_tokenizer
     from bert_cli.tasks.model.models import find_source
-    from bert_cli.tasks.model.opened import Input, Opened, open_model
+    from bert_cli.tasks.model.opened import Input, OpenedModel, open_model
     from bert_cli.tasks.model.predictions import predictors
     from bert_cli.tasks.model.runtimes import open_numpy
 
     source = find_source(str(options.model))
     settings = PredictSettings(model=str(options.model), precision=options.precision)
-    model: Opened | None = open_numpy(source, options.task) if options.numpy else None
+    model: OpenedModel | None = open_numpy(source, options.task) if options.numpy else None
     model = model or open_model(source, options.task, options.precision, uses_library=True)
     predictor = predictors()[options.task](model, read_tokenizer(source.folder), settings, 256)
     inputs = [Input(f"line {n}", {"text": text}) for n, text in enumerate(texts_of(options))]

@@ -175,9 +175,9 @@ class ModernBertConfig(BertConfig):
         return values
 
 
-def layer_types(layers: int, every: int) -> list[str]:
+def layer_types(layers: int, period: int) -> list[str]:
     """Return transformers' name of the attention of each layer."""
-    return [LOCAL if layer % every else GLOBAL for layer in range(layers)]
+    return [LOCAL if layer % period else GLOBAL for layer in range(layers)]
 
 
 def _refusal(name: str, value: object, problem: str) -> ValidationError:

@@ -149,10 +149,10 @@ def repeated_parts(keys: Sequence[Hashable]) -> list[tuple[int, int]]:
 def initial_value(seed: int, name: str, shape: Shape, deviation: float) -> Floats32:
     """Return the initial value of a weight: a function of the run's seed and the weight's name."""
     # Kernels and tables are normal, truncated at two deviations (Devlin et al. 2019); biases and betas are 0, gammas 1.
-    kind = name.rpartition("/")[2]
-    if kind in ("bias", "beta", "gamma"):
-        return np.full(shape, kind == "gamma", np.float32)
-    assert kind in ("kernel", "embeddings"), name
+    part = name.rpartition("/")[2]
+    if part in ("bias", "beta", "gamma"):
+        return np.full(shape, part == "gamma", np.float32)
+    assert part in ("kernel", "embeddings"), name
     # The key of Philox has 128 bits. Two weights with one key would have the same values.
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=16).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))

@@ -37,8 +37,8 @@ def divide_gpus(gpus: list[T], local_rank: int, count: int) -> list[T]:
             f"cannot be divided evenly among {count} processes",
             "use a number of --processes that divides them, or choose some by CUDA_VISIBLE_DEVICES",
         )
-    each = len(gpus) // count
-    return gpus[local_rank * each : (local_rank + 1) * each]
+    size = len(gpus) // count
+    return gpus[local_rank * size : (local_rank + 1) * size]
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:

@@ -40,12 +40,12 @@ def of_epochs(plan: Plan) -> list[Check]:
 
 def of_vocabulary(vocab_size: int, tokens: float) -> Check:
     """Return a check whether a text of `tokens` tokens suffices to learn a vocabulary from scratch."""
-    each = tokens / vocab_size
-    warns = each < MIN_TOKENS
-    text = f"the text has {each:,.1f} tokens for each of the {vocab_size:,} vocabulary entries"
+    frequency = tokens / vocab_size
+    warns = frequency < MIN_TOKENS
+    text = f"the text has {frequency:,.1f} tokens for each of the {vocab_size:,} vocabulary entries"
     text += ": most entries occur too rarely to be learnt" if warns else ""
     remedy = "train a smaller vocabulary (`bert vocab --size`), or start from a model (--pretrained-ckpt-path)"
-    return Check("vocabulary", warns, text, remedy, {"tokens_for_each": each})
+    return Check("vocabulary", warns, text, remedy, {"tokens_for_each": frequency})
 
 
 def of_duration(seconds: float) -> Check:

@@ -126,22 +126,22 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
     replicas = batch.replicas * (batch.grad_acc_steps_per_replica if is_auto else 1)
     if replicas % processes == 0:
         return
-    each = batch.examples // processes
-    if each * processes != batch.examples:
+    examples_each = batch.examples // processes
+    if examples_each * processes != batch.examples:
         where = f"global_batch ({count(batch.examples, 'example')} a step)"
         remedy = "choose a number of processes that divides the batch, or change the batch"
     else:
-        micro_batch = max(n for n in range(1, batch.micro_batch_size + 1) if each % n == 0)
+        micro_batch = max(n for n in range(1, batch.micro_batch_size + 1) if examples_each % n == 0)
         numbers = {"micro-batch-size": micro_batch, "replicas": processes}
-        numbers["grad-acc-steps-per-replica"] = each // micro_batch
+        numbers["grad-acc-steps-per-replica"] = examples_each // micro_batch
         flags = " ".join(f"--global-batch.{name} {number}" for name, number in numbers.items())
         where = f"global_batch ({count(replicas, 'micro-batch' if is_auto else 'replica')} a step)"
         remedy = f"pass {flags}"
     raise ConfigError(where, f"cannot be divided among {processes} processes", remedy)
 
 
-def choose(order: Order, kind: str, devices: int, memory: int, processes: int = 1) -> Order:
-    """Return the order with a layout and a micro-batch, if it leaves them open; `kind` is CPU, GPU or TPU.
+def choose(order: Order, device_kind: str, devices: int, memory: int, processes: int = 1) -> Order:
+    """Return the order with a layout and a micro-batch, if it leaves them open; `device_kind` is CPU, GPU or TPU.
 
     The layout is chosen for the smallest micro-batch. Raises ConfigError when no layout fits.
     """
@@ -149,37 +149,39 @@ def choose(order: Order, kind: str, devices: int, memory: int, processes: int = 
     laid = propose(order, devices, memory, processes) if is_auto else order
     if laid.global_batch.examples_per_step is None:
         return laid
-    return _larger(laid, kind, memory) or with_micro_batch(laid, 1)
+    return _larger(laid, device_kind, memory) or with_micro_batch(laid, 1)
 
 
 def with_micro_batch(order: Order, size: int) -> Order:
     """Return the order with this micro-batch and the same examples per step."""
     batch = order.global_batch
-    each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
-    changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": each // size}
+    examples = batch.micro_batch_size * batch.grad_acc_steps_per_replica
+    changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": examples // size}
     return order.with_batch(**changes, examples_per_step=None)
 
 
-def _larger(order: Order, kind: str, memory: int) -> Order | None:
+def _larger(order: Order, device_kind: str, memory: int) -> Order | None:
     """Return the order with the largest micro-batch that fits, at least twice as large and at least as fast.
 
     The devices of a pipeline may be idle for a fraction MORE_IDLE longer.
     """
     batch = order.global_batch
     allowed = idle(order) + MORE_IDLE
-    each = batch.micro_batch_size * batch.grad_acc_steps_per_replica
-    limit = min(each, CPU_POSITIONS // order.max_seq_length) if kind == "CPU" else each
+    examples = batch.micro_batch_size * batch.grad_acc_steps_per_replica
+    limit = examples
+    if device_kind == "CPU":
+        limit = min(examples, CPU_POSITIONS // order.max_seq_length)
     for size in range(limit, 2 * batch.micro_batch_size - 1, -1):
-        if each % size == 0:
+        if examples % size == 0:
             larger = with_micro_batch(order, size)
             if fits(larger, memory) and idle(larger) <= allowed:
                 return larger
     return None
 
 
-def idle_memory(order: TrainSettings, kind: str, memory: int) -> list[str]:
+def idle_memory(order: TrainSettings, device_kind: str, memory: int) -> list[str]:
     """Return a line about memory that a larger micro-batch of the same step would use, if one fits."""
-    larger = _larger(order, kind, memory)
+    larger = _larger(order, device_kind, memory)
     if larger is None:
         return []
     number = larger.global_batch.micro_batch_size
@@ -239,8 +241,8 @@ def _divide(order: TrainSettings, mapping: Sequence[int], memory: float) -> list
     for _ in range(order.bert_config.num_hidden_layers - sum(layers)):
         choices = []
         for number, device in enumerate(mapping):
-            more = [n + (stage == number) for stage, n in enumerate(layers)]
-            stages = laid_stages(more, order.head.last_blocks)
+            larger = [n + (stage == number) for stage, n in enumerate(layers)]
+            stages = laid_stages(larger, order.head.last_blocks)
             full = on_device(order, stages, mapping, device).total
             numbers = [n for n, on in enumerate(mapping) if on == device]
             busy = sum(flops[block] for n in numbers for block in stages[n])
@@ -291,12 +293,12 @@ def simulated(devices: int) -> str:
 
 def shape(order: TrainSettings) -> str:
     """Return the replicas, the devices per replica and the sharding of weights as text."""
-    each = count(len(estimate(order)), "device")
+    devices = count(len(estimate(order)), "device")
     if math.prod(order.parallel.tensor_shape) > 1:
-        each += " in tensor parallelism"
+        devices += " in tensor parallelism"
     if order.parallel.shard_weights:
-        each += ", sharded weights"
-    return f"{count(order.global_batch.replicas, 'replica')} of {each}"
+        devices += ", sharded weights"
+    return f"{count(order.global_batch.replicas, 'replica')} of {devices}"
 
 
 def blocks_on(stages: Stages, mapping: Sequence[int], device: int) -> str:

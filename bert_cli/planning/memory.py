@@ -157,8 +157,8 @@ def saved_by_layer(order: TrainSettings) -> int:
     keys = config.keys_saved(order.max_seq_length, order.engine)
     scores = rows * config.num_attention_heads * keys // config.num_hidden_layers
     # With dropout the probabilities are saved before and after it, and a mask of bytes.
-    each = 2 * size + 1 if config.attention_probs_dropout_prob else size
-    saved = size * operands + norms + each * scores
+    score_bytes = 2 * size + 1 if config.attention_probs_dropout_prob else size
+    saved = size * operands + norms + score_bytes * scores
     is_small = rows * config.hidden_size <= COMPILED_CHAIN_ELEMENTS
     if order.engine == "tensorflow" and (is_small or order.compile == "nothing"):
         return UNCOMPILED * saved

@@ -35,13 +35,13 @@ def run(settings: CompletionSettings) -> None:
     subparsers: dict[str, Any] = {"": parser.add_subparsers(dest="command")}
     groups = {name.partition(" ")[0] for name in COMMANDS if " " in name}
     for name, command in COMMANDS.items():
-        kind = command.settings_class()
+        class_of_settings = command.settings_class()
         first, _, second = name.rpartition(" ")
         subparser = subparsers[first].add_parser(second, add_help=False, help=command.help)
-        add_help(subparser, kind, name)
+        add_help(subparser, class_of_settings, name)
         if name in groups:
             subparsers[name] = subparser.add_subparsers(dest="what")
-        paths = {option.name for option in options_of(kind) if option.is_path}
+        paths = {option.name for option in options_of(class_of_settings) if option.is_path}
         for action in subparser._actions:
             if action.dest in paths:
                 action.complete = config if action.dest == "config" else shtab.FILE

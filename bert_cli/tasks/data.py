@@ -25,18 +25,20 @@ def run(settings: DataChainSettings) -> None:
         records = records.with_name(f"{records.name}_dynamic")
     # Fails before hours of extraction.
     vocabulary_of(settings.vocab, cased=settings.cased, pairs=settings.nsp)
-    for step, kind, paths in (
+    for step, settings_class, paths in (
         (extract, ExtractSettings, {"dump": settings.dump, "out": extracted}),
         (preprocess, PreprocessSettings, {"input": extracted, "out": sentences}),
         (tokenize, TokenizeSettings, {"input": sentences, "out": records}),
         (index, IndexSettings, {"folder": records, "vocab": None}),
     ):
-        step.run(step_settings(kind, settings, **paths))
+        step.run(step_settings(settings_class, settings, **paths))
     print_line(f"data: the records are in {records}")
 
 
-def step_settings(kind: type[Settings], settings: DataChainSettings, **paths: object) -> Settings:
+def step_settings(
+    settings_class: type[Settings], settings: DataChainSettings, **paths: object
+) -> Settings:
     """Return the settings of a step: its paths, and the settings that it shares with the chain."""
-    names = settings.model_fields_set & set(kind.model_fields)
+    names = settings.model_fields_set & set(settings_class.model_fields)
     shared = settings.model_dump(include=names, by_alias=True)
-    return kind.model_validate({**shared, **paths})
+    return settings_class.model_validate({**shared, **paths})

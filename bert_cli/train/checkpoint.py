@@ -411,10 +411,10 @@ def read_tensors(path: Path) -> dict[str, Array]:
     try:
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
-                kind = file.get_slice(name).get_dtype()
+                dtype = file.get_slice(name).get_dtype()
                 tensors[name] = file.get_tensor(name)
     except (AttributeError, TypeError) as error:
-        problem = f"has weights of the type {kind}, which NumPy lacks"
+        problem = f"has weights of the type {dtype}, which NumPy lacks"
         raise CheckpointError(str(path), problem, "use another checkpoint") from error
     except (OSError, SafetensorError) as error:
         problem = f"cannot be read ({error})"

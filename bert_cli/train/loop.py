@@ -222,8 +222,8 @@ def train(
         except StoppedBetweenMicroBatchesError:
             return False
         info = Info(state.step, metrics, batch, waited)
-        for hook, every in hooks:
-            if every.due(state.step):
+        for hook, cadence in hooks:
+            if cadence.due(state.step):
                 hook(info)
         if stop_requested():
             return False

@@ -150,13 +150,13 @@ class Pace:
         # Two readings of a clock may be equal.
         seconds = max(now - self.started, 1e-9)
         self.started = now
-        each = seconds / (self.work(step) - self.work(step - 1))
+        seconds_each = seconds / (self.work(step) - self.work(step - 1))
         if self.recent is None:
             # A mean over more steps would hide that the machine has become slower.
             self.recent = deque(maxlen=20)
         else:
-            self.recent.append(each)
-        mean = sum(self.recent) / len(self.recent) if self.recent else each
+            self.recent.append(seconds_each)
+        mean = sum(self.recent) / len(self.recent) if self.recent else seconds_each
         return {
             "examples_per_second": examples / seconds,
             "tokens_per_second": tokens / seconds,

@@ -104,9 +104,9 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
         if not marked:
             problem = "has no entity: the label in the last column of each line is O"
             raise DataError(str(path), problem, "use a file whose last column labels entities")
-        check_spellings((where, kind[1:]) for where, kind in marked)
-        types = sorted({kind for _, kind in marked})
-        label_names = ("O", *(f"{prefix}{kind}" for kind in types for prefix in "BI"))
+        check_spellings((where, entity_type[1:]) for where, entity_type in marked)
+        types = sorted({entity_type for _, entity_type in marked})
+        label_names = ("O", *(f"{prefix}{entity_type}" for entity_type in types for prefix in "BI"))
     labels = [label_numbers(sentence, label_names).tolist() for sentence in tags]
     documents = documents if len({*documents}) > 1 else []
     return Sentences(words, labels, tuple(label_names), +remarks, documents)
@@ -277,12 +277,12 @@ def entity_samples(
     sides = ([{*chunks(sentence)} for sentence in side] for side in (labels, predictions))
     rows = [(gold & guessed, guessed, gold) for gold, guessed in zip(*sides, strict=True)]
     columns: dict[str, tuple[Ints64, Ints64]] = {}
-    for kind in ("", *sorted({name for *_, gold in rows for name, *_ in gold})):
+    for entity_type in ("", *sorted({name for *_, gold in rows for name, *_ in gold})):
         # Of each sentence: right, predicted and labelled entities of a type, or all.
         right, guessed, labelled = np.array(
-            [[sum(kind in ("", name) for name, *_ in side) for side in row] for row in rows]
+            [[sum(entity_type in ("", name) for name, *_ in side) for side in row] for row in rows]
         ).T
-        columns[f"f1_{kind}" if kind else "f1"] = (2 * right, guessed + labelled)
-        if not kind:
+        columns[f"f1_{entity_type}" if entity_type else "f1"] = (2 * right, guessed + labelled)
+        if not entity_type:
             columns |= {"precision": (right, guessed), "recall": (right, labelled)}
     return {name: sample_of(examples, "ratio", *pair) for name, pair in columns.items()}

@@ -83,9 +83,9 @@ class Features:
         plain = arrays["tokens"], arrays["segments"], arrays["ends"]
         return Features(*plain, labels, position_labels, owner=arrays.get("owner"))
 
-    def followed_by(self, more: "Features") -> "Features":
+    def followed_by(self, following: "Features") -> "Features":
         """Return these examples, then more that have the same columns."""
-        others = more.arrays()
+        others = following.arrays()
         joined = {n: np.concatenate([column, others[n]]) for n, column in self.arrays().items()}
         joined["ends"][len(self) :] += len(self.tokens)
         return Features.of(joined)

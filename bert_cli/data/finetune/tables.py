@@ -296,18 +296,18 @@ def table_rows(
     remedy: str = "",
 ) -> Rows:
     """Yield the (location, columns) of each row of a file, as `rows` does; count problems in `remarks`."""
-    kind = files.format_by_name(path)
+    form = files.format_by_name(path)
     part = open_file(path)
-    if kind is None:
+    if form is None:
         names = f"{', '.join(files.NAMED)}, or one of them with {', '.join(files.SUFFIXES)}"
         raise DataError(str(path), "is of an unknown kind", f"name it {names}")
-    may_be_blank = kind == "plain" or kind in files.TABLES
+    may_be_blank = form == "plain" or form in files.TABLES
     lines: Iterable[str] = ()
-    if kind != "parquet":
+    if form != "parquet":
         # A carriage return alone ends a line of CSV, too.
-        newline = "" if kind == "csv" else "\n"
+        newline = "" if form == "csv" else "\n"
         lines = io.StringIO(read_text(path).rstrip("\r\n"), newline)
-    for where, row in rows(replace(part, format=kind), lines, needed, remedy, optional):
+    for where, row in rows(replace(part, format=form), lines, needed, remedy, optional):
         # One column may have an empty text.
         if may_be_blank and len(row) != 1 and not any(cell.strip() for cell in row.values()):
             remarks[BLANK] += 1

@@ -344,10 +344,12 @@ def _accept_links(listener: socket.socket, count: int, service: int, links: Link
 def _connect_devices(grid: Grid) -> None:
     """Connect the devices along all axes now: later JAX waits only 30 s for a process that still compiles."""
     axes = [name for name, size in grid.shape.items() if size > 1]
-    subsets = [some for n in range(len(axes)) for some in itertools.combinations(axes, n + 1)]
+    subsets: list[tuple[str, ...]] = []
+    for size in range(1, len(axes) + 1):
+        subsets += itertools.combinations(axes, size)
 
     def sums(number: Any) -> list[Any]:
-        return [jax.lax.psum(number, some) for some in subsets]
+        return [jax.lax.psum(number, subset) for subset in subsets]
 
     same = PartitionSpec()
     run = jax.shard_map(sums, mesh=grid, in_specs=same, out_specs=same, check_vma=False)

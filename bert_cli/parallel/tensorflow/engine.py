@@ -188,8 +188,8 @@ class TensorFlowEngine(Engine):
         """
         if not self._is_one_stage and _shapes(batch) not in self._traced_shapes:
             # Examples of a new length: traced before threads need it.
-            each = len(batch["input_ids"]) // len(self.replicas)
-            self.compile_stages({name: column[::each] for name, column in batch.items()}, counts)
+            size = len(batch["input_ids"]) // len(self.replicas)
+            self.compile_stages({name: column[::size] for name, column in batch.items()}, counts)
         abandoned = threading.Event()
         workers = self._workers(batch, first_index, counts, loss_scale, abandoned)
         try:
@@ -221,12 +221,12 @@ class TensorFlowEngine(Engine):
     def forward(self, batch: Batch, request: UpdateRequest) -> Floats32:
         """Return the logits of the micro-batches [M, ...]; devices work while the host starts the next."""
         rows = range(len(batch["input_ids"]))
-        each = len(rows) // len(self.replicas)
+        size = len(rows) // len(self.replicas)
         first = self.first_index(batch, request)
         micro_batches = MicroBatches(batch, rows, first, self.seed, {}, tf.constant(1.0))
         with self.reporting_out_of_memory():
             logits = [
-                _logits(self.replicas[n // each], micro_batches.columns(n), micro_batches.key(n))
+                _logits(self.replicas[n // size], micro_batches.columns(n), micro_batches.key(n))
                 for n in rows
             ]
             return np.stack([array.numpy() for array in logits])
@@ -264,12 +264,12 @@ class TensorFlowEngine(Engine):
         loss_scale: float,
         abandoned: threading.Event,
     ) -> list[list[StageWorker]]:
-        each = len(batch["input_ids"]) // len(self.replicas)
+        size = len(batch["input_ids"]) // len(self.replicas)
         divisors = {name: tf.constant(number, tf.float32) for name, number in counts.items()}
         scale = tf.constant(loss_scale, tf.float32)
         workers: list[list[StageWorker]] = []
         for replica, stages in enumerate(self.replicas):
-            rows = range(replica * each, (replica + 1) * each)
+            rows = range(replica * size, (replica + 1) * size)
             micro_batches = MicroBatches(batch, rows, first_index, self.seed, divisors, scale)
             channels = pairwise([None, *(Channel(abandoned) for _ in stages[1:]), None])
             ends = zip(stages, channels, strict=True)

@@ -253,11 +253,11 @@ class DeviceUpdate:
         return _assign((gradient if rule.adapts else weight, *slots), results)
 
     def apply_direction(
-        self, compiled: bool, rule: Rule, weight: Tensor, direction: Tensor, *more: Tensor
+        self, compiled: bool, rule: Rule, weight: Tensor, direction: Tensor, *inputs: Tensor
     ) -> Tensor:
         """Update a weight by its direction; return the new weight if it would be assigned to a tensor."""
         value = tf.convert_to_tensor(weight)
-        new = self.optimizer.apply_update(rule, value, direction, *more)
+        new = self.optimizer.apply_update(rule, value, direction, *inputs)
         return _assign((weight,), (new,))
 
 

@@ -80,7 +80,7 @@ def build(
     names = first.label_names
     assert labels is not None and names is not None
     encoded = sets if folds is None else {"train": first}
-    more = unlabelled(settings, settings.text_column, tokenizer, encoded)
+    without_labels = unlabelled(settings, settings.text_column, tokenizer, encoded)
     features = {
         name: features_of_texts(rows, name, settings, tokenizer) for name, rows in encoded.items()
     }
@@ -96,8 +96,8 @@ def build(
                 print_error(f"warning: {count(len(few), 'label')} with {which}: {listed(few)}")
         if settings.class_weights is not None:
             weights = weights_of(labels, names, settings.class_weights)
-            each = weights if train.owner is None else weights[train.owner]
-            train = replace(train, labels={**train.labels, "label_weights": each})
+            weights_of_rows = weights if train.owner is None else weights[train.owner]
+            train = replace(train, labels={**train.labels, "label_weights": weights_of_rows})
     if rare := describe_rare(labels, names):
         print_line(rare)
     stored = None if scored is None else read_decision(scored.folder)
@@ -109,7 +109,7 @@ def build(
         partial(_evaluate, sets, stored, folds is not None),
         "macro_f1" if rare or labels.ndim == 2 else "accuracy",
         held_out=digest_of(sets),
-        train_unlabelled=more,
+        train_unlabelled=without_labels,
         baselines=partial(baselines_of, sets, METRICS, source, weights, folds),
         halves=settings.do_validation and settings.validation_file is None and folds is None,
         has_several_labels=labels.ndim == 2,
@@ -159,8 +159,8 @@ def _read(
         return {"train": train, "validation": tested}, folds
     fraction = settings.held_out_fraction or 0.1
     print_line(f"validation: {fraction:.0%} of {train_file}, held out by the seed{remarks}")
-    rest, held_out = hold_out(train, fraction, settings.seed)
-    return {**({"train": rest} if settings.do_training else {}), "validation": held_out}, None
+    kept, held_out = hold_out(train, fraction, settings.seed)
+    return {**({"train": kept} if settings.do_training else {}), "validation": held_out}, None
 
 
 def _evaluate(

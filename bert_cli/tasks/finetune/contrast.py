@@ -79,8 +79,8 @@ def add_gradients(
     losses, is_correct, vector_gradients = contrastive_loss(complete, texts, temperature)
     for size in contrast.sizes[1:]:
         prefixes = complete[:, :, :size]
-        more, _, gradients_of_prefix = contrastive_loss(prefixes, texts, temperature)
-        losses += more
+        losses_of_prefix, _, gradients_of_prefix = contrastive_loss(prefixes, texts, temperature)
+        losses += losses_of_prefix
         vector_gradients[:, :, :size] += gradients_of_prefix
     columns = {
         # Each text gets the loss of its row, so that the mean over texts equals the mean over rows.

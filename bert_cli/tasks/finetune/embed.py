@@ -149,15 +149,15 @@ def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:
         return {}
     queries = retrieval.queries
     # Every n-th query: the pairs of a query are all documents, so their number sets the time.
-    every = -(-len(queries) * len(retrieval.documents) // BM25_PAIRS)
-    if every > 1 and len(queries) < FEWEST * every:
+    stride = -(-len(queries) * len(retrieval.documents) // BM25_PAIRS)
+    if stride > 1 and len(queries) < FEWEST * stride:
         print_line("baseline, BM25: left out, it takes too long")
         return {}
     try:
-        best = bm25(queries[::every], retrieval.documents)
+        best = bm25(queries[::stride], retrieval.documents)
     except sqlite3.OperationalError as error:  # this SQLite has no FTS5
         print_line(f"baseline, BM25: left out ({error})")
         return {}
-    rankings = [None if n % every else best[n // every] for n in range(len(queries))]
-    name = "BM25" if every == 1 else f"BM25 of {len(best):,} queries"
+    rankings = [None if n % stride else best[n // stride] for n in range(len(queries))]
+    name = "BM25" if stride == 1 else f"BM25 of {len(best):,} queries"
     return {name: Result(embeddings.retrieval_samples(rankings, retrieval))}

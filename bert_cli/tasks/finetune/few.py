@@ -78,8 +78,8 @@ def pairs_of(labels: Column, seed: int) -> Ints64:
         raise DataError("train_file", problem, "add texts, or do not pass --few")
     turns = []
     for _ in range(-(-2 * PAIRS // sum(sizes))):
-        each = [drawn.permutation(row)[:size] for row, size in zip(rows, sizes, strict=True)]
-        turns.append(drawn.permutation(np.concatenate(each).reshape(-1, 2)))
+        turn = [drawn.permutation(row)[:size] for row, size in zip(rows, sizes, strict=True)]
+        turns.append(drawn.permutation(np.concatenate(turn).reshape(-1, 2)))
     return np.concatenate(turns)[:PAIRS].reshape(-1)
 
 

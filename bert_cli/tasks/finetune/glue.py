@@ -51,7 +51,7 @@ def build(settings: GlueSettings, tokenizer: TextTokenizer, source: models.Sourc
     splits += [split for split in about.files if split.startswith("validation")]
     splits += about.server_files if settings.do_test else ()
     sets = {split: read_split(folder, name, split) for split in splits}
-    more = unlabelled(settings, about.columns, tokenizer, sets)
+    without_labels = unlabelled(settings, about.columns, tokenizer, sets)
     features = {
         split: features_of_texts(examples, split, settings, tokenizer)
         for split, examples in sets.items()
@@ -61,7 +61,7 @@ def build(settings: GlueSettings, tokenizer: TextTokenizer, source: models.Sourc
         labels=1 if names is None else len(names),
         label_names=names,
         train=features.get("train"),
-        train_unlabelled=more,
+        train_unlabelled=without_labels,
         development={n: columns for n, columns in features.items() if n.startswith("validation")},
         evaluate=partial(_evaluate, name, sets),
         baselines=partial(baselines_of, sets, about.metrics, source),

@@ -109,12 +109,12 @@ def _evaluate(
     def write(folder: Path, _: Logits) -> None:
         write_json_atomically(folder / "predictions.json", predictions)
         write_json_atomically(folder / "nbest_predictions.json", result.nbest)
-        more = ""
+        ending = ""
         if threshold is not None:
             write_json_atomically(folder / "null_odds.json", result.null_odds)
-            more = f"; no answer if it scores {threshold:.4f} more than the best answer"
+            ending = f"; no answer if it scores {threshold:.4f} more than the best answer"
         files = f"{folder}/predictions.json and nbest_predictions.json"
-        print_line(f"validation: {len(predictions):,} answers in {files}{more}")
+        print_line(f"validation: {len(predictions):,} answers in {files}{ending}")
 
     samples = squad_samples(gold, predictions)
     counts = {

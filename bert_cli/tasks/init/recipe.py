@@ -231,16 +231,16 @@ def new_model(
     return size, config
 
 
-def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> tuple[float, int]:
-    """Return the epochs of masked-LM training that fit, and all of them, at `each` seconds for a record."""
+def _epochs(chosen: Recipe, records: int, seconds_each: float, seconds: float) -> tuple[float, int]:
+    """Return the epochs of masked-LM training that fit, and all of them, at `seconds_each` seconds for a record."""
     rule = TABLE["epochs"]
-    fitting = seconds / each
+    fitting = seconds / seconds_each
     complete = rule["scratch"]
     if chosen.start is not None:
         enough = math.ceil(rule["updates"] * TABLE["batch"]["batches"][-1] / records)
         complete = max(rule["model"], min(rule["most"], enough))
     if fitting < min(LEAST_EXAMPLES, records * complete):
-        needed = LEAST_EXAMPLES * each / USABLE / 3600
+        needed = LEAST_EXAMPLES * seconds_each / USABLE / 3600
         problem = f"is time for {fitting:,.0f} examples on this machine, too few to learn from"
         remedy = f"use --hours {math.ceil(10 * needed) / 10:g} or more"
         if chosen.start is not None:
@@ -254,7 +254,7 @@ def _epochs(chosen: Recipe, records: int, each: float, seconds: float) -> tuple[
         LITTLE_TIME * complete if chosen.start or chosen.warnings else 1
     ):
         hours = seconds / USABLE / 3600
-        needed = complete * records * each / USABLE / 3600
+        needed = complete * records * seconds_each / USABLE / 3600
         problem = f"--hours {float(f'{hours:.3g}'):g} is enough for {epochs:g} of {complete} epochs"
         remedy = f"raise --hours to {math.ceil(needed)}"
         if chosen.start is None and not chosen.warnings:

@@ -78,10 +78,10 @@ def read_facts(
     """
     pieces = [piece for part in parts for piece in files.split_part(part, PIECE_BYTES, reading)]
     # Every n-th piece of the whole text, so that its parts have their share.
-    every = max(1, int(sum(map(files.text_bytes, parts))) // SAMPLED_BYTES)
+    interval = max(1, int(sum(map(files.text_bytes, parts))) // SAMPLED_BYTES)
     documents = []
     size = 0
-    for lines in documents_of(pieces[::every], reading):
+    for lines in documents_of(pieces[::interval], reading):
         documents.append(lines)
         size += sum(len(line.encode()) + 1 for line in lines)
         if size > SAMPLED_BYTES:  # of compressed files, which are not split
@@ -96,7 +96,7 @@ def read_facts(
             "held out, to score the model on"
         )
         raise DataError(f"input ({parts[0].path})", problem, remedy)
-    is_estimated = every > 1 or size > SAMPLED_BYTES
+    is_estimated = interval > 1 or size > SAMPLED_BYTES
     scale = sum(map(files.text_bytes, parts)) / size if is_estimated else 1.0
     codes = Counter(filter(None, map(language_of, sample[:: 1 + len(sample) // LANGUAGE_SAMPLE])))
     facts = TextFacts(
@@ -140,12 +140,12 @@ def divide(
     `read` begins to read the documents. Those that repeat a held-out one are left out. Raises DataError for fewer than
     two documents to hold out and as many to train on.
     """
-    every = held_out_every(number)
-    candidates = [*itertools.islice(read(), every - 1, MOST_HELD_OUT * every, every)]
+    interval = held_out_every(number)
+    candidates = [*itertools.islice(read(), interval - 1, MOST_HELD_OUT * interval, interval)]
     groups, total = copies_of(read(), candidates)
     part_of: dict[int, str] = {}
     left_out: set[int] = set()
-    for number, group in zip(itertools.count(every - 1, every), groups, strict=False):
+    for number, group in zip(itertools.count(interval - 1, interval), groups, strict=False):
         # At most half of the documents, also with their copies, may be lost to training.
         if number in group and len(part_of) + len(left_out) + len(group) <= total / 2:
             # In turn: the first for the test, the second held out, and so on.

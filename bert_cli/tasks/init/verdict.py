@@ -109,9 +109,9 @@ def _of_labels(out: Path) -> Iterator[Measure]:
         return
     starts = []
     for folder in (out / "classifier").glob("baselines_*/*"):
-        every = Result(read_samples(folder))
-        choosing = every.half(choosing=True).scores["accuracy"]
-        for result in (every, every.half(choosing=False)):
+        complete = Result(read_samples(folder))
+        choosing = complete.half(choosing=True).scores["accuracy"]
+        for result in (complete, complete.half(choosing=False)):
             sample = result.samples["accuracy"]
             if sample.examples.digest == trained.examples.digest:
                 starts.append((choosing, folder.name, sample))

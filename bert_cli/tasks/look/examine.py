@@ -138,10 +138,10 @@ def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:
     if folder is None:
         report.add("ok", what, "nothing will be saved")
         return
-    kind = machine.file_system(existing(folder))
-    if kind in TEMPORARY_FILE_SYSTEMS:
-        problem = f"{folder} is on {kind}: {TEMPORARY_FILE_SYSTEMS[kind]}"
-        report.add("warning", what, problem, "choose a folder on a disk", file_system=kind)
+    disk_type = machine.file_system(existing(folder))
+    if disk_type in TEMPORARY_FILE_SYSTEMS:
+        problem = f"{folder} is on {disk_type}: {TEMPORARY_FILE_SYSTEMS[disk_type]}"
+        report.add("warning", what, problem, "choose a folder on a disk", file_system=disk_type)
     if saved := complete_checkpoints(folder):
         report.add("ok", what, f"the run would continue from {saved[-1]}")
     if (so_far := history.Run(folder)).step:
@@ -149,17 +149,17 @@ def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:
         state, _, remedy = (warning or "no warning").partition(": ")
         report.add("warning" if warning else "ok", "loss so far", state, remedy)
     # A new checkpoint is written before the oldest is removed, so one more has to fit.
-    each = checkpoint_bytes(order)
-    every = order.keep_every_steps
+    size = checkpoint_bytes(order)
+    interval = order.keep_every_steps
     steps = draft.plan.total_steps if draft.plan is not None else 0
-    number = order.keep_checkpoints + (steps // every if every else 0)
+    number = order.keep_checkpoints + (steps // interval if interval else 0)
     used = size_of(file for path in saved for file in path.iterdir())
     free = free_bytes(folder)
-    needed = max(0, (number + 1) * each - used)
+    needed = max(0, (number + 1) * size - used)
     text = (
-        f"{format_bytes(free)} free{f' on {kind}' if kind else ''}; {count(number, 'checkpoint')} of "
-        f"{format_bytes(each)} and one being written {'still need' if used else 'need'} {format_bytes(needed)}"
+        f"{format_bytes(free)} free{f' on {disk_type}' if kind else ''}; {count(number, 'checkpoint')} of "
+        f"{format_bytes(size)} and one being written {'still need' if used else 'need'} {format_bytes(needed)}"
     )
-    values = {"checkpoint": each, "kept": number, "needed": needed, "free": free, "kind": kind}
+    values = {"checkpoint": size, "kept": number, "needed": needed, "free": free, "kind": disk_type}
     remedy = "free disk space, choose another --save-ckpt-path, or lower --keep-checkpoints"
     report.add("ok" if needed <= free else "error", "disk", text, remedy, **values)

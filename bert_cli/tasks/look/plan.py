@@ -47,11 +47,11 @@ def run(settings: PlanRunSettings) -> None:
         )
     _print_layout(chosen)
     replicas = chosen.global_batch.replicas
-    each = len(estimate(chosen))
-    needed = replicas * each
+    devices_each = len(estimate(chosen))
+    needed = replicas * devices_each
     layout.check_processes(chosen.global_batch, processes)
     if devices is not None and needed > devices:
-        problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {each}"
+        problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {devices_each}"
         remedy = "pass --parallel.layout auto to choose a layout that fits"
         raise ConfigError(f"--devices ({devices})", problem, remedy)
     if devices is not None and needed < devices:

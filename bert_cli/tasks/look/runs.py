@@ -103,10 +103,10 @@ def _row(described: JSONObject) -> tuple[str, ...]:
     held_out = described["held_out"]
     # Scores as `accuracy 0.8125 [0.7344, 0.8906]; n 64`.
     bounds = described.get("intervals", {})
-    every = {name: Score.of(held_out[name], of) for name, of in bounds.items()}
-    scores = _losses(every) or every
-    more = "  ..." if len(scores) > MAX_METRICS else ""
-    cell = describe(dict([*scores.items()][:MAX_METRICS])) + more
+    with_bounds = {name: Score.of(held_out[name], of) for name, of in bounds.items()}
+    scores = _losses(with_bounds) or with_bounds
+    ending = "  ..." if len(scores) > MAX_METRICS else ""
+    cell = describe(dict([*scores.items()][:MAX_METRICS])) + ending
     return (
         described["run"],
         described["what"],
@@ -151,10 +151,10 @@ def compare(settings: CompareSettings) -> None:
     )
     # The difference of each score that all runs have on the same examples.
     samples = [[read_samples(entry.folder) for entry in runs] for runs in sides]
-    every = [*samples[0], *samples[1]]
+    of_all = [*samples[0], *samples[1]]
     gains = {}
-    for name in every[0]:
-        if len({scored[name].examples.digest if name in scored else "" for scored in every}) == 1:
+    for name in of_all[0]:
+        if len({scored[name].examples.digest if name in scored else "" for scored in of_all}) == 1:
             before, after = ([scored[name] for scored in runs] for runs in samples)
             gains[name] = difference(after, before)
     values: JSONObject = {

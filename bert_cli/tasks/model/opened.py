@@ -52,7 +52,7 @@ def inputs_of(config: BertConfig) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedModel:
     """A model with its weights, ready to run."""
 
     source: models.Source
@@ -182,7 +182,7 @@ def open_model(
     without_head: Sequence[str] = (),
     *,
     uses_library: bool = False,
-) -> Opened:
+) -> OpenedModel:
     """Build the model for a task and load the file's weights.
 
     For a task without a head, the blocks `without_head` follow the encoder layers. With `uses_library` it has
@@ -213,7 +213,7 @@ def open_model(
         problem = f"has no {' and no '.join(lacking)} of the right shape, so it cannot do {task}"
         where = f"{source.folder} ({source.architecture})"
         raise ConfigError(where, problem, "use a model that was trained for the task")
-    return Opened(source, blocks, new, head)
+    return OpenedModel(source, blocks, new, head)
 
 
 def backend() -> str:
@@ -266,8 +266,8 @@ class Input:
 
 
 @dataclass
-class Place:
-    """Which of a command's inputs a call has, for the progress; by default it has all."""
+class Progress:
+    """How many of a command's inputs are answered before a call, and how many it has; by default it has all."""
 
     done: int = 0
     inputs: int = 0
@@ -297,11 +297,11 @@ class Predictor:
     COMPARES: ClassVar[bool] = False
     """Whether TEXT is compared with the other texts, so that all are answered at once."""
 
-    model: Opened
+    model: OpenedModel
     tokenizer: TextTokenizer
     settings: PredictSettings
     max_seq_length: int
-    place: Place = field(default_factory=Place, compare=False)
+    progress: Progress = field(default_factory=Progress, compare=False)
 
     @classmethod
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
@@ -360,9 +360,9 @@ class Predictor:
         """
         models.check_segments(self.model.source.config, features)
         examples = len(features)
-        place = self.place
-        total = place.total or examples
-        inputs = place.inputs or examples
+        before = self.progress
+        total = before.total or examples
+        inputs = before.inputs or examples
         size = self.settings.batch_size
         shape = (min(size, examples), self.max_seq_length) if self.model.is_compiled else None
 
@@ -373,7 +373,7 @@ class Predictor:
 
         read = 0
         batches = by_length(features, size)
-        with TerminalBar(sys.stderr, f"{total:,} texts", total, place.done) as bar:
+        with TerminalBar(sys.stderr, f"{total:,} texts", total, before.done) as bar:
             # A single batch is over before a bar would be drawn.
             bar.shown &= total > size
             for numbers, columns, outputs in outputs_of(features, batches, predict, shape):
@@ -387,7 +387,7 @@ class Predictor:
                 yield numbers, columns, outputs
                 read += len(numbers)
                 # Windows of long texts, in proportion: batches go by length, not by text.
-                done = place.done + read * inputs // examples  # an input may be several examples
+                done = before.done + read * inputs // examples  # an input may be several examples
                 bar.show(f"{done:,} of {total:,} texts", done)
 
     def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats32, Bools]:

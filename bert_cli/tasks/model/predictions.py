@@ -247,8 +247,8 @@ class TokenClassification(Predictor):
         best = conll.of_words(sentences, features, probabilities.max(axis=1))
         rows = []
         for number, item in enumerate(inputs):
-            each = zip(words[number], labels[number], best[number], strict=True)
-            of_words = [{"word": w, "label": n, "probability": exact(p)} for w, n, p in each]
+            columns = zip(words[number], labels[number], best[number], strict=True)
+            of_words = [{"word": w, "label": n, "probability": exact(p)} for w, n, p in columns]
             row: Row = {"words": of_words}
             if self.model.has_bio_labels:
                 row["entities"] = entities_of(texts[number], spans[number], labels[number])

@@ -28,7 +28,7 @@ from bert_cli.parallel.devices import visible_gpus
 from bert_cli.processes import cpu_count, print_error
 from bert_cli.tasks.model import models
 from bert_cli.tasks.model.models import GRAPH
-from bert_cli.tasks.model.opened import INPUTS, Columns, Opened, head_for, head_of, labels_of
+from bert_cli.tasks.model.opened import INPUTS, Columns, OpenedModel, head_for, head_of, labels_of
 
 # Texts that a core computes together, so that what lies between two products fits into its cache.
 AT_ONCE = 4
@@ -38,7 +38,7 @@ ERF = tuple(
 )
 # Texts that NumPy has answered before TensorFlow has: 52 ms each of a core with MiniLM, instead of 37 ms after 5 s.
 FEW = 300
-BESIDE = "onnx"  # folder of an export, in the folder of its model or of the model's run
+GRAPH_FOLDER = "onnx"  # folder of an export, in the folder of its model or of the model's run
 # Beside a graph that agrees with its model: what the graph was made of, and its precision.
 MADE_FROM = "made_from.txt"
 ENCODER = ("embeddings.", "encoder.layer.")
@@ -53,7 +53,7 @@ def _top_k(values: Floats32, number: int) -> tuple[Floats32, Any]:
 
 
 @dataclass(frozen=True)
-class Light(Opened):
+class EnginelessModel(OpenedModel):
     """A model without blocks."""
 
     run: Callable[[Columns], Any] = dict
@@ -74,12 +74,16 @@ class Light(Opened):
     hidden = logits
 
 
-def open_light(source: models.Source, task: str, texts: int | None) -> Light | None:
+def open_without_engine(
+    source: models.Source, task: str, texts: int | None
+) -> EnginelessModel | None:
     """Return what answers so many texts without an engine; None if nothing does, or an engine is worth its start."""
     if (path := source.exported) and path.name == GRAPH and _is_for(source, task):
         import_extra("onnxruntime", "export", str(path))
         run = partial(_outputs, run_graph(path))
-        return Light(source, (), (), head_for(source, task), f"ONNX Runtime ({path})", run)
+        return EnginelessModel(
+            source, (), (), head_for(source, task), f"ONNX Runtime ({path})", run
+        )
     is_few = not visible_gpus(os.environ)
     if texts:
         is_few = texts <= FEW
@@ -192,7 +196,7 @@ def _gelu(inputs: Floats32) -> Floats32:
     return np.maximum(inputs, 0, out=size) - tail
 
 
-def open_numpy(source: models.Source, task: str) -> Light | None:
+def open_numpy(source: models.Source, task: str) -> EnginelessModel | None:
     """Open a BERT; None for anything unusual, about which `open_model` knows more."""
     config = source.config
     head = head_for(source, task)
@@ -219,7 +223,7 @@ def open_numpy(source: models.Source, task: str) -> Light | None:
         and not (head and head.is_per_position and outputs == 1)
     )
     run = Bert(config, weights, head)
-    return Light(source, (), (), head, "NumPy", run) if is_usual else None
+    return EnginelessModel(source, (), (), head, "NumPy", run) if is_usual else None
 
 
 # --- ONNX
@@ -245,19 +249,21 @@ def _is_for(source: models.Source, task: str) -> bool:
     return trained is not None and bool(trained.needs) == bool(head_for(source, task))
 
 
-def open_graph(source: models.Source, task: str) -> Light | None:
+def open_graph(source: models.Source, task: str) -> EnginelessModel | None:
     """Return the graph beside a model; None if there is none that was made from its weights for this task."""
     head = head_for(source, task)
     # A graph scores words at all positions, not at the masks alone.
     is_slow = head is not None and head.fills_masks
     if is_slow or not _is_for(source, task) or not importlib.util.find_spec("onnxruntime"):
         return None
-    for folder in (source.folder / BESIDE, source.folder.parent / BESIDE):
+    for folder in (source.folder / GRAPH_FOLDER, source.folder.parent / GRAPH_FOLDER):
         if (folder / MADE_FROM).is_file() and source.weights.is_file():
             made_from, _, precision = (folder / MADE_FROM).read_text().rpartition(" ")
             if made_from == made_of(source) and (folder / GRAPH).is_file():
                 run = partial(_outputs, run_graph(folder / GRAPH))
-                return Light(source, (), (), head, f"ONNX Runtime ({folder}, {precision})", run)
+                return EnginelessModel(
+                    source, (), (), head, f"ONNX Runtime ({folder}, {precision})", run
+                )
             # The user put it beside this model, so it is told; one beside the run may be meant for another
             # checkpoint.
             if folder.parent == source.folder:  # that of a run may be of another checkpoint

@@ -18,7 +18,7 @@ from bert_cli.tasks.model import models, opened
 from bert_cli.tasks.model.opened import (
     Columns,
     Input,
-    Opened,
+    OpenedModel,
     Predictor,
     Row,
     exact,
@@ -82,7 +82,7 @@ def open_vectors(
     normalize: bool = False,
     uses_library: bool = False,
     warns: bool = True,
-    model: Opened | None = None,
+    model: OpenedModel | None = None,
 ) -> Embedding:
     """Return what computes the vectors of texts, with the pooling and the length of the model's folder."""
     settings = PredictSettings(model=str(source.folder), batch_size=batch_size, normalize=normalize)

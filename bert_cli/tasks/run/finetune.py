@@ -44,7 +44,15 @@ from bert_cli.tasks.run.finetune_steps import another_model
 from bert_cli.tasks.run.job import Draft, Job, Steps
 from bert_cli.tasks.run.resolve import runtime
 from bert_cli.tasks.run.start import Folder
-from bert_cli.tasks.run.task import FOLD, SAME, Result, Scorer, Task, compare, kept_baselines
+from bert_cli.tasks.run.task import (
+    CHOSEN_ON_SAME,
+    FOLD,
+    Result,
+    Scorer,
+    Task,
+    compare,
+    kept_baselines,
+)
 from bert_cli.tasks.run.teacher import label_order
 from bert_cli.text import count
 from bert_cli.train import card, checkpoint, scores
@@ -212,7 +220,7 @@ def _train_and_score(draft: Draft[FinetuneSettings]) -> Result:
             text = json.dumps(with_checksum(chosen), indent=1)
             add_to_checkpoint(path, DECISION, text.encode())
             card.add_section(path, card.decision_section(chosen))
-    note = result.note or SAME
+    note = result.note or CHOSEN_ON_SAME
     return replace(result, note=note, checkpoint=path, trained_on=job.stream.fingerprint)
 
 
@@ -256,8 +264,8 @@ def _report(order: FinetuneSettings, task: Task, results: Sequence[Result], rank
                 "values": values,
                 **score.bounds,
             }
-            each = ", ".join(f"{value:.4f}" for value in values)
-            print_line(f"  {name}: {score:.4f} +- {deviation:.4f}  ({each}); n {score.n:,}")
+            listed = ", ".join(f"{value:.4f}" for value in values)
+            print_line(f"  {name}: {score:.4f} +- {deviation:.4f}  ({listed}); n {score.n:,}")
         if rank == 0:
             write_json_atomically(order.save_ckpt_path / checkpoint.SCORES, with_checksum(spread))
         print_line(json.dumps(spread))

@@ -189,7 +189,7 @@ def choose_layout(draft: Draft[Any]) -> str:
     if order.about is not None:
         draft.lines.append(f"{order.about.what}\n{order.about.expect}")
     if order.is_open or order.require_gpu:
-        kind, number, memory = resolve.find_devices(order, processes)
+        device_kind, number, memory = resolve.find_devices(order, processes)
     if order.is_open:
         number *= processes.count
         # A batch in examples leaves the micro-batch open.
@@ -197,11 +197,11 @@ def choose_layout(draft: Draft[Any]) -> str:
         # Dropout depends on the micro-batch, so a resumed run has its checkpoint's.
         if is_auto and (continued := draft.start.folder.newest):
             order = layout.with_micro_batch(order, continued.state.fixed["micro_batch_size"])
-        order = layout.choose(order, kind, number, memory, processes.count)
+        order = layout.choose(order, device_kind, number, memory, processes.count)
         draft.order = order
         what = f"micro-batch {order.global_batch.micro_batch_size}" if is_auto else "layout"
-        draft.lines.append(f"{what}: chosen for {number} x {kind} of {memory / 1e9:.1f} GB")
-        draft.lines += layout.idle_memory(order, kind, memory)
+        draft.lines.append(f"{what}: chosen for {number} x {device_kind} of {memory / 1e9:.1f} GB")
+        draft.lines += layout.idle_memory(order, device_kind, memory)
     layout.check_processes(order.global_batch, processes.count)
     text = f"{layout.shape(order)}, idle for {layout.idle(order):.1%} of a step"
     if processes.count > 1:

@@ -138,7 +138,7 @@ def _check_same_weights(group: ProcessGroup, state: State) -> None:
 def _first_difference(group: ProcessGroup, number: int) -> tuple[int, float, float] | None:
     """Return the first rank whose number differs from rank 0, and both numbers."""
     numbers = group.all_gather(float(number))
-    different = [rank for rank, each in enumerate(numbers) if each != numbers[0]]
+    different = [rank for rank, value in enumerate(numbers) if value != numbers[0]]
     return (different[0], numbers[different[0]], numbers[0]) if different else None
 
 

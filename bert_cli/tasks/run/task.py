@@ -31,7 +31,7 @@ Logits = Mapping[str, Floats32]
 FEW_ROWS = 100
 # The set of examples that a fold tests.
 FOLD = "validation"
-SAME = ", chosen on the same examples"
+CHOSEN_ON_SAME = ", chosen on the same examples"
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Scorer:
         if not self.task.halves:
             return result
         if not any(sample.examples.groups.any() for sample in result.samples.values()):
-            return replace(result, note=SAME)
+            return replace(result, note=CHOSEN_ON_SAME)
         note = ", from the half of the held-out texts that chose nothing"
         return replace(result.half(choosing=False), note=note)
 

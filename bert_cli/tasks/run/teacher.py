@@ -73,8 +73,9 @@ def with_teacher(order: TaskSettings, task: Task, tokenizer: TextTokenizer) -> T
         logits = cached(order.cache_dir, made_from, build)["logits"][:, outputs]
         numbers = {"weight": weight, "temperature": distillation.temperature}
         columns = {f"teacher_{n}": np.full(len(part), v, np.float32) for n, v in numbers.items()}
-        if (unlabelled := task.train_unlabelled) is not None:
-            columns["is_labelled"] = np.full(len(part), part is not unlabelled, np.float32)
+        if task.train_unlabelled is not None:
+            is_labelled = part is not task.train_unlabelled
+            columns["is_labelled"] = np.full(len(part), is_labelled, np.float32)
         labels = {**part.labels, **columns}
         if order.head.is_per_position:
             positions = {**part.position_labels, "teacher_logits": logits}
@@ -87,9 +88,9 @@ def with_teacher(order: TaskSettings, task: Task, tokenizer: TextTokenizer) -> T
     origin = f"{examples.fingerprint}, teacher {weights}"
     origin += f", weight {distillation.logits}, temperature {distillation.temperature}"
     train = taught(examples, distillation.logits)
-    if (more := task.train_unlabelled) is not None:
-        train = train.followed_by(taught(more, 1.0))
-        origin += f", unlabelled {more.fingerprint}"
+    if task.train_unlabelled is not None:
+        train = train.followed_by(taught(task.train_unlabelled, 1.0))
+        origin += f", unlabelled {task.train_unlabelled.fingerprint}"
     return replace(task, train=replace(train, origin=origin))
 
 
@@ -166,7 +167,7 @@ def _vectors_of(
         at_once = parts[first : first + group.world_size]  # a part for each process
         for part in at_once[group.rank : group.rank + 1]:
             inputs = [Input("distillation.teacher", {"text": text}) for text in part]
-            predictor.place.move(rows[part[0]], len(part), len(rows))
+            predictor.progress.move(rows[part[0]], len(part), len(rows))
             made_from = {"teacher": teacher, "texts": texts_hash(part)}
             arrays = cached(cache_dir, made_from, partial(_vectors, predictor, inputs))
             vectors[rows[part[0]] : rows[part[-1]] + 1] = arrays["vectors"]

@@ -73,8 +73,8 @@ def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tupl
     duration = format_duration(time.monotonic() - began)
     at = f"step {state.step:,}"
     if not saves:
-        kind = "dry run" if timer is None else "measurement"
-        print_line(f"run: {kind} ended at {at} after {duration}; nothing was saved")
+        purpose = "dry run" if timer is None else "measurement"
+        print_line(f"run: {purpose} ended at {at} after {duration}; nothing was saved")
     elif finished:
         _check_updates(run)
         if state.step < plan.total_steps:
@@ -109,9 +109,9 @@ def describe_run(job: Job) -> None:
     if mesh.kind == "CPU" and devices > 1:
         lines.append(f"{layout.simulated(devices)}; {layout.AUTO}")
     if job.order.dry_run:
-        each = count(job.order.global_batch.grad_acc_steps_per_replica, "micro-batch")
+        micro_batches = count(job.order.global_batch.grad_acc_steps_per_replica, "micro-batch")
         lines.append(
-            f"dry run: two complete steps, {each} of each replica; shorter with a smaller "
+            f"dry run: two complete steps, {micro_batches} of each replica; shorter with a smaller "
             "--global-batch.grad-acc-steps-per-replica, which changes the plan above"
         )
     print_line("\n".join(["plan:", describe(job.plan), *(f"  {line}" for line in lines)]))
@@ -171,7 +171,7 @@ def _hooks(
     stack: ExitStack,
 ) -> list[tuple[Hook, Every]]:
     """Return the hooks to step `last`, measurements before reports; `save` is None for a run without a folder."""
-    each = Every(steps=1)
+    each_step = Every(steps=1)
     job = run.job
     first = run.state.step
     pace = Pace(last, work=lambda step: job.plan.micro_batches(step).start)
@@ -187,14 +187,14 @@ def _hooks(
             info.metrics[health.ENTROPY] = job.unigram_entropy
 
     hooks: list[tuple[Hook, Every]] = [
-        (lambda info: saving.compare_weights(run, info.step - first), each),
-        (measure, each),
+        (lambda info: saving.compare_weights(run, info.step - first), each_step),
+        (measure, each_step),
     ]
     if save is not None and job.evaluate is not None:
         if job.task.best:
             hooks.append((lambda info: save(), scored))
         hooks.append((partial(_evaluate, run), scored))
-    hooks.append((_report(run, last, bar, None if save is None else stack), each))
+    hooks.append((_report(run, last, bar, None if save is None else stack), each_step))
     if save is not None:
         saved = Every(
             steps=job.order.checkpoint_every_steps,
@@ -205,7 +205,7 @@ def _hooks(
         )
         hooks += [(lambda info: save(), saved), (partial(_write_score, run), scored)]
     # Saving and evaluating do not count as the time of a step.
-    hooks.append((lambda info: pace.restart(), each))
+    hooks.append((lambda info: pace.restart(), each_step))
     return hooks
 
 
@@ -286,13 +286,13 @@ def _stops_early(run: Run) -> bool:
     """
     job = run.job
     step = run.state.step
-    every = job.evaluate_every
-    if job.early_stop is None or every is None or not job.order.saves or step % every:
+    interval = job.evaluate_every
+    if job.early_stop is None or interval is None or not job.order.saves or step % interval:
         return False
     best = checkpoint.read_best(job.folder) if run.is_first_rank else None
     is_scored = best is not None and best.scored == step
     worse_steps = step - best.step if best and is_scored else 0
-    return bool(run.engine.group.broadcast([worse_steps >= job.early_stop * every])[0])
+    return bool(run.engine.group.broadcast([worse_steps >= job.early_stop * interval])[0])
 
 
 def _score_start(run: Run) -> bool:
@@ -306,8 +306,8 @@ def _score_start(run: Run) -> bool:
     if job.task.best:
         best = checkpoint.read_best(job.folder) if run.is_first_rank else None
         scored = run.engine.group.broadcast([best.scored if best else 0])[0]
-        every = Every(steps=job.evaluate_every, last_step=job.plan.total_steps)
-        is_due = step > scored and every.due(step)
+        cadence = Every(steps=job.evaluate_every, last_step=job.plan.total_steps)
+        is_due = step > scored and cadence.due(step)
     else:
         is_due = step == 0 and job.order.pretrained_ckpt_path is not None
     if job.evaluate is None or not is_due:
@@ -335,7 +335,7 @@ def _forecast(run: Run) -> Forecast:
     steps += ", besides evaluations" if job.evaluate else ""
 
     def report(shortest: float, longest: float) -> None:
-        times = " to ".join(format_duration(left * each) for each in (shortest, longest))
+        times = " to ".join(format_duration(left * seconds) for seconds in (shortest, longest))
         pace = f"{size / longest:,.1f} to {size / shortest:,.1f} examples/s"
         print_line(f"pace: {pace} on this machine, so {times} for {steps}")
         check = checks.of_duration(left * longest)

@@ -46,14 +46,14 @@ class Model:
 
     @cached_property
     def _for_few(self) -> TokenEmbedding:
-        model = runtimes.open_light(self._source, "embed", runtimes.FEW)
+        model = runtimes.open_without_engine(self._source, "embed", runtimes.FEW)
         return self._vectors(model) if model else self._predictor
 
     @cached_property
     def _predictor(self) -> TokenEmbedding:
-        return self._vectors(runtimes.open_light(self._source, "embed", runtimes.FEW + 1))
+        return self._vectors(runtimes.open_without_engine(self._source, "embed", runtimes.FEW + 1))
 
-    def _vectors(self, model: runtimes.Light | None) -> TokenEmbedding:
+    def _vectors(self, model: runtimes.EnginelessModel | None) -> TokenEmbedding:
         is_cpu = model is None and one_device() == "CPU"
         vectors = open_vectors(self._source, normalize=True, uses_library=is_cpu, model=model)
         if self._checksum() != self.weights:
@@ -74,7 +74,7 @@ class Model:
     def _of(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Vectors:
         few = max(len(texts), total) <= runtimes.FEW
         predictor = self._for_few if few else self._predictor
-        predictor.place.move(done, len(texts), total)
+        predictor.progress.move(done, len(texts), total)
         return Vectors(*predictor.vectors([Input("text", {"text": text}) for text in texts]))
 
 

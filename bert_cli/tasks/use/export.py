@@ -164,7 +164,7 @@ def _synthetic_batches(
 class Served(tf.Module):
     """The model with transformers' inputs and outputs, in the form that TensorFlow saves."""
 
-    def __init__(self, model: opened.Opened) -> None:
+    def __init__(self, model: opened.OpenedModel) -> None:
         super().__init__(name="bert")
         self.model = model
         self.weights = [weight.value for weight in named_weights(model.blocks).values()]
@@ -300,7 +300,7 @@ FORMATS: Mapping[str, tuple[Callable[[Served, Path], Predict], Sequence[str]]] =
 }
 
 
-def _write_hf_files(model: opened.Opened, folder: Path) -> Any:
+def _write_hf_files(model: opened.OpenedModel, folder: Path) -> Any:
     """Write a Hugging Face folder; return its model in PyTorch, float32."""
     import torch
     import transformers

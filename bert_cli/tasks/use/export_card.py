@@ -11,13 +11,13 @@ from bert_cli.data.finetune.labels import read_decision
 from bert_cli.errors import CheckpointError
 from bert_cli.files import STATE, JSONObject, read_json
 from bert_cli.model.build import named_weights
-from bert_cli.tasks.model.opened import Opened
+from bert_cli.tasks.model.opened import OpenedModel
 from bert_cli.train import card, history
 from bert_cli.train.checkpoint import best_checkpoint
 
 
 def write_card(
-    settings: ExportSettings, model: Opened, folder: Path, notes: Sequence[str] = ()
+    settings: ExportSettings, model: OpenedModel, folder: Path, notes: Sequence[str] = ()
 ) -> None:
     """Write the card of an export: its class, size and notes, and the training and scores of the checkpoint."""
     source = model.source.folder

@@ -19,7 +19,7 @@ from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import DataError
 from bert_cli.processes import print_error
 from bert_cli.tasks.model import models
-from bert_cli.tasks.model.opened import INPUTS, Input, Opened, inputs_of
+from bert_cli.tasks.model.opened import INPUTS, Input, OpenedModel, inputs_of
 from bert_cli.tasks.model.predictions import predictors
 from bert_cli.tasks.use import predict
 
@@ -58,23 +58,23 @@ def read_texts(path: Path | None, source: models.Source, task: str) -> list[Inpu
     """Return the first texts of a file in a form that `bert predict` reads, none without. Raises DataError for few."""
     if path is None:
         return []
-    kind = predictors()[task]
+    task_class = predictors()[task]
     columns = predict.default_columns(source, path, task)
     settings = PredictSettings(model=".", input=path, text_column=columns)
     items = []
-    for item in predict.read_inputs(settings, kind, task, "rename one"):
-        predict.check_input(item, kind)
-        if not predict.is_empty(item, kind):
+    for item in predict.read_inputs(settings, task_class, task, "rename one"):
+        predict.check_input(item, task_class)
+        if not predict.is_empty(item, task_class):
             items.append(item)
     if len(items) < 3:
         raise DataError(str(path), "has fewer than 3 texts", "use some hundred")
     return items[:MAX_TEXTS]
 
 
-def read_batches(texts: Sequence[Input], model: Opened, task: str) -> Iterator[Columns]:
+def read_batches(texts: Sequence[Input], model: OpenedModel, task: str) -> Iterator[Columns]:
     """Yield the columns of texts, which are truncated at MAX_TOKENS."""
-    kind = predictors()[task]
-    names = [*kind.FIELDS, *kind.OPTIONAL]
+    task_class = predictors()[task]
+    names = [*task_class.FIELDS, *task_class.OPTIONAL]
     columns = [[item.fields.get(name, "") for item in texts] for name in names]
     second = columns[1] if len(columns) > 1 else None
     tokenizer = read_tokenizer(model.source.folder)
@@ -97,7 +97,7 @@ def largest_difference(first: Floats32, second: Floats32, mask: Ints32) -> float
 
 
 def compare(
-    model: Opened,
+    model: OpenedModel,
     batches: Iterable[Columns],
     expected: Callable[[Columns], Outputs],
     quantized: Callable[[Columns], Outputs],
@@ -135,7 +135,7 @@ def compare(
     return sentence, agreement >= LEAST_AGREEMENT
 
 
-def _answers(model: Opened, outputs: Outputs, columns: Columns) -> Array:
+def _answers(model: OpenedModel, outputs: Outputs, columns: Columns) -> Array:
     """Return the predictions of a batch: integers, scores [B] or vectors [B, D] in float32."""
     is_real = columns["attention_mask"] > 0
     if (hidden_BSD := outputs.get("last_hidden_state")) is not None:

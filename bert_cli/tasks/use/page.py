@@ -119,10 +119,12 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
     )
 
 
-def sent_file(path: Path, kind: str | None) -> Response:
+def sent_file(path: Path, type_of_file: str | None) -> Response:
     """Return a file to read, by its media type, and others to save."""
-    place = "inline" if kind else "attachment"
-    return FileResponse(path, media_type=kind, filename=path.name, content_disposition_type=place)
+    place = "inline" if type_of_file else "attachment"
+    return FileResponse(
+        path, media_type=type_of_file, filename=path.name, content_disposition_type=place
+    )
 
 
 def refused(status: int, problem: str) -> Response:

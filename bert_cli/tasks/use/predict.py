@@ -43,7 +43,7 @@ class Prediction(NamedTuple):
 
     source: models.Source
     task: str
-    kind: type[Predictor]
+    task_class: type[Predictor]
     settings: PredictSettings
     """With the defaults of the model's folder."""
     max_seq_length: int
@@ -56,13 +56,13 @@ def run(settings: PredictSettings) -> None:
     DataError, with the line, for an invalid input.
     """
     prediction = prepare(settings)
-    source, task, kind, settings, _ = prediction
-    inputs = list(read_inputs(settings, kind, task))
+    source, task, task_class, settings, _ = prediction
+    inputs = list(read_inputs(settings, task_class, task))
     for item in inputs:
-        check_input(item, kind)
-        if not is_empty(item, kind):
-            kind.check(item)
-    answered = inputs[kind.COMPARES :]  # the text that others are compared with has no row
+        check_input(item, task_class)
+        if not is_empty(item, task_class):
+            task_class.check(item)
+    answered = inputs[task_class.COMPARES :]  # the text that others are compared with has no row
     answers.check(answered, settings.output)
     warn_of_single_texts(source, task, inputs)
     predictor = build(prediction, len(inputs))
@@ -78,7 +78,7 @@ def run(settings: PredictSettings) -> None:
     if renamed := [f"'{of}' is {name!r}" for of, name in added.items() if of != name]:
         what = f"of the answers {', '.join(renamed)}, because the input has that column"
         print_error(f"{settings.input}: {what}")
-    needed = settings.text_column or kind.FIELDS
+    needed = settings.text_column or task_class.FIELDS
     key = ""
     columns: dict[str, str] = {}  # of a table's probabilities, one for each label
     is_table = answers.suffix(settings.output) not in ("", ".jsonl")
@@ -93,19 +93,19 @@ def run(settings: PredictSettings) -> None:
 
 def rows_of(predictor: Predictor, inputs: Sequence[Input]) -> Iterator[Row]:
     """Yield the rows of inputs, which are answered many at a time."""
-    kind = type(predictor)
-    filled = [item for item in inputs if not is_empty(item, kind)]
-    if kind.COMPARES:
+    task_class = type(predictor)
+    filled = [item for item in inputs if not is_empty(item, task_class)]
+    if task_class.COMPARES:
         yield from predictor.answer(filled)
         return
     at_once = predictor.settings.batch_size * BATCHES_AT_ONCE
     for begin in range(0, len(inputs), at_once):
         group = inputs[begin : begin + at_once]
-        texts = [item for item in group if not is_empty(item, kind)]
-        predictor.place.move(begin, len(group), len(inputs))
+        texts = [item for item in group if not is_empty(item, task_class)]
+        predictor.progress.move(begin, len(group), len(inputs))
         rows = iter(predictor.answer(texts) if texts else [])
         for item in group:  # a row without a text has the task's keys without values
-            is_blank = is_empty(item, kind)
+            is_blank = is_empty(item, task_class)
             yield opened.row_of(item, predictor.empty_answer(), False) if is_blank else next(rows)
 
 
@@ -116,17 +116,19 @@ def prepare(settings: PredictSettings) -> Prediction:
     """
     source = models.as_trained(models.find_source(settings.model, "MODEL"))
     task = opened.task_of(source, settings.task)
-    kind = predictors()[task]
+    task_class = predictors()[task]
     positions = source.config.max_position_embeddings
     all_settings = {name for of in predictors().values() for name in of.SETTINGS}
-    for name in sorted((_all_fields() | all_settings) - _fields_of(kind) - {*kind.SETTINGS}):
+    for name in sorted(
+        (_all_fields() | all_settings) - _fields_of(task_class) - {*task_class.SETTINGS}
+    ):
         if name in settings.model_fields_set:
             raise ConfigError(name, f"has no effect with task {task}", "leave it out")
     length = settings.max_seq_length or 0
     if length > positions:
         problem = f"is more than the model's {positions} positions"
         raise ConfigError(f"max_seq_length ({length})", problem, "lower it")
-    if kind.COMPARES and settings.text is None:
+    if task_class.COMPARES and settings.text is None:
         remedy = "pass a TEXT with which to compare the texts of --input"
         raise ConfigError("text", "is missing", remedy)
     problem_type = source.described.get("problem_type") or SINGLE_LABEL
@@ -136,7 +138,7 @@ def prepare(settings: PredictSettings) -> Prediction:
     if settings.none_below is not None and NONE in (source.label_names or ()):
         problem = f"answers '{NONE}', which is also a label of {source.folder}"
         raise ConfigError(f"none_below ({settings.none_below})", problem, "leave it out")
-    defaults = kind.read_defaults(source, settings)
+    defaults = task_class.read_defaults(source, settings)
     longest = min(positions, defaults.pop("max_seq_length", positions))
     length = length or longest
     explicit = settings.model_dump(exclude_unset=True, exclude_none=True)
@@ -145,7 +147,7 @@ def prepare(settings: PredictSettings) -> Prediction:
     stride = settings.doc_stride
     if stride is not None and (error := window_error(length, stride)):
         raise ConfigError("max_seq_length", *error)
-    return Prediction(source, task, kind, settings, length)
+    return Prediction(source, task, task_class, settings, length)
 
 
 def build(prediction: Prediction, texts: int | None = None) -> Predictor:
@@ -153,19 +155,19 @@ def build(prediction: Prediction, texts: int | None = None) -> Predictor:
 
     They are answered without an engine if one can do so and no setting asks for the other.
     """
-    source, task, kind, settings, length = prediction
+    source, task, task_class, settings, length = prediction
     tokenizer = models.read_tokenizer_for(source.config, source.tokenizer)
-    model: opened.Opened | None = None
+    model: opened.OpenedModel | None = None
     if settings.precision == "float32" and "engine" not in settings.model_fields_set:
-        model = runtimes.open_light(source, task, texts)
+        model = runtimes.open_without_engine(source, task, texts)
     if model is None:
         is_library = opened.one_device() == "CPU" and opened.backend() == "tensorflow"
         model = opened.open_model(source, task, settings.precision, uses_library=is_library)
-    return kind(model, tokenizer, settings, length)
+    return task_class(model, tokenizer, settings, length)
 
 
-def _fields_of(kind: type[Predictor]) -> set[str]:
-    return {*kind.FIELDS, *kind.OPTIONAL}
+def _fields_of(task_class: type[Predictor]) -> set[str]:
+    return {*task_class.FIELDS, *task_class.OPTIONAL}
 
 
 def _all_fields() -> set[str]:
@@ -177,7 +179,7 @@ def _all_fields() -> set[str]:
 
 
 def read_inputs(
-    settings: PredictSettings, kind: type[Predictor], task: str, remedy: str = FIELD
+    settings: PredictSettings, task_class: type[Predictor], task: str, remedy: str = FIELD
 ) -> Iterator[Input]:
     """Yield the inputs in order. Raises ConfigError if there are none, DataError if they cannot be read.
 
@@ -190,12 +192,12 @@ def read_inputs(
     if settings.text is not None:
         second = {} if settings.second is None else {"second": settings.second}
         yield Input("TEXT", {"text": settings.text, **second})
-        if not kind.COMPARES:
+        if not task_class.COMPARES:
             return
     path = settings.input
     where = "standard input" if path is None else str(path)
     if path is not None and format_by_name(path) not in (None, "plain"):
-        yield from _of_table(path, settings.text_column, kind, task, remedy)
+        yield from _of_table(path, settings.text_column, task_class, task, remedy)
         return
     if settings.text_column is not None:
         raise ConfigError("text_column", f"has no effect on the lines of {where}", "leave it out")
@@ -203,14 +205,14 @@ def read_inputs(
         lines = tables.read_lines(path)
     elif sys.stdin is None or sys.stdin.isatty():
         what = "a TEXT after MODEL"
-        if "text" not in kind.FIELDS:
-            what = " and ".join(f"--{name}" for name in kind.FIELDS)
+        if "text" not in task_class.FIELDS:
+            what = " and ".join(f"--{name}" for name in task_class.FIELDS)
         remedy = f"pass {what}, --input FILE, or texts on standard input"
         raise ConfigError("text", "is missing", remedy)
     else:
         lines = tables.lines_of(tables.decoded(sys.stdin.buffer.read(), where))
-    if "text" not in kind.FIELDS:
-        yield from _of_rows(json_rows(lines, where), {}, kind, task, "")
+    if "text" not in task_class.FIELDS:
+        yield from _of_rows(json_rows(lines, where), {}, task_class, task, "")
         return
     if wrapped_width("\n".join(lines[:LINES_JUDGED])):
         problem = "its lines end within sentences, but each line is read as one text"
@@ -221,27 +223,27 @@ def read_inputs(
 
 
 def _of_table(
-    path: Path, columns: Sequence[str] | None, kind: type[Predictor], task: str, remedy: str
+    path: Path, columns: Sequence[str] | None, task_class: type[Predictor], task: str, remedy: str
 ) -> Iterator[Input]:
     """Yield the inputs of a table. Its `columns`, if any, have the task's fields, in their order."""
-    fields = [*kind.FIELDS, *kind.OPTIONAL]
-    if columns and not len(kind.FIELDS) <= len(columns) <= len(fields):
+    fields = [*task_class.FIELDS, *task_class.OPTIONAL]
+    if columns and not len(task_class.FIELDS) <= len(columns) <= len(fields):
         problem = f"names {count(len(columns), 'column')} for task {task}"
         raise ConfigError("text_column", problem, f"name those of {listed(fields)}")
     has_others = columns is not None or format_by_name(path) in TABLES
     column_of = dict(zip(fields, columns or fields, strict=False)) if has_others else {}
     remarks: Counter[str] = Counter()
-    needed = columns or kind.FIELDS
+    needed = columns or task_class.FIELDS
     if format_by_name(path) in TABLES:
         remedy = f"name the columns in the first line, or {remedy}"
     rows = tables.table_rows(path, needed, remarks, sorted(_all_fields()), remedy)
-    yield from _of_rows(rows, column_of, kind, task, remedy)
+    yield from _of_rows(rows, column_of, task_class, task, remedy)
     for remark, number in (+remarks).items():
         print_error(f"{path}: {number:,} {remark}")
 
 
 def _of_rows(
-    rows: Rows, column_of: Mapping[str, str], kind: type[Predictor], task: str, remedy: str
+    rows: Rows, column_of: Mapping[str, str], task_class: type[Predictor], task: str, remedy: str
 ) -> Iterator[Input]:
     """Yield the inputs of rows, which have the fields in these columns or, without any, under their own names.
 
@@ -251,12 +253,14 @@ def _of_rows(
     for where, row in rows:
         fields = row
         if column_of:
-            check_columns(where, [column_of[name] for name in kind.FIELDS], row, remedy)
+            check_columns(where, [column_of[name] for name in task_class.FIELDS], row, remedy)
             fields = {field: row[name] for field, name in column_of.items() if name in row}
         taken.update(row)
         context = column_of.get("context") if column_of else "context"
         columns = {name: value for name, value in row.items() if name != context}
-        yield replace(input_of(fields, where, kind, task, remedy), columns=columns, taken=taken)
+        yield replace(
+            input_of(fields, where, task_class, task, remedy), columns=columns, taken=taken
+        )
 
 
 def trained_columns(source: models.Source) -> list[str]:
@@ -291,27 +295,30 @@ def warn_of_single_texts(source: models.Source, task: str, inputs: Sequence[Inpu
 
 
 def input_of(
-    row: Mapping[str, Any], where: str, kind: type[Predictor], task: str, remedy: str = ""
+    row: Mapping[str, Any], where: str, task_class: type[Predictor], task: str, remedy: str = ""
 ) -> Input:
     """Return the fields of a row. Raises DataError for one that is missing, no string, or of another task."""
-    if foreign := sorted((_all_fields() - _fields_of(kind)) & set(row)):
-        reads = f"which reads {listed(kind.FIELDS)}"
+    if foreign := sorted((_all_fields() - _fields_of(task_class)) & set(row)):
+        reads = f"which reads {listed(task_class.FIELDS)}"
         problem = f"'{foreign[0]}' is not read by task {task}, {reads}"
         raise DataError(where, problem, "remove it or choose its task")
-    check_columns(where, kind.FIELDS, row, remedy)
-    names = [*kind.FIELDS, *(name for name in kind.OPTIONAL if row.get(name) is not None)]
+    check_columns(where, task_class.FIELDS, row, remedy)
+    names = [
+        *task_class.FIELDS,
+        *(name for name in task_class.OPTIONAL if row.get(name) is not None),
+    ]
     return Input(where, {name: tables.text_of(row, name, where) for name in names})
 
 
-def check_input(item: Input, kind: type[Predictor]) -> None:
+def check_input(item: Input, task_class: type[Predictor]) -> None:
     """Raise DataError for an invalid input, before anything is computed; an empty line or row is valid."""
     is_in_file = item.where.endswith(")")  # FILE (line 3)
-    if is_empty(item, kind) and not is_in_file:
+    if is_empty(item, task_class) and not is_in_file:
         raise DataError(item.where, "is empty", "write a text")
     for text in item.fields.values():
         check_text(text, item.where)
 
 
-def is_empty(item: Input, kind: type[Predictor]) -> bool:
+def is_empty(item: Input, task_class: type[Predictor]) -> bool:
     """Return whether a required text is empty; the second text of a pair may be empty."""
-    return any(not item.fields[name].strip() for name in kind.FIELDS)
+    return any(not item.fields[name].strip() for name in task_class.FIELDS)

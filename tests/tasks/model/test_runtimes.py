@@ -69,7 +69,7 @@ def test_many_texts_are_left_to_an_engine_where_one_is_installed(folders, monkey
     source = sources.find_source(str(folders["bare"]))
 
     def runtime(texts: int | None) -> str:
-        light = runtimes.open_light(source, "embed", texts)
+        light = runtimes.open_without_engine(source, "embed", texts)
         return light.runtime if light else "engine"
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -98,7 +98,7 @@ def test_weights_that_do_not_fit_are_left_to_the_model_that_knows_why(name, fold
     tensors[name] = np.ones(31, np.float32)
     save_file(tensors, folder / "model.safetensors")
     source = sources.find_source(str(folder))
-    assert runtimes.open_light(source, "text-classification", 1) is None
+    assert runtimes.open_without_engine(source, "text-classification", 1) is None
     assert main(["predict", str(folder), TEXT]) == 4
 
 
