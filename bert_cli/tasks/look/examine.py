@@ -157,7 +157,7 @@ def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:
     free = free_bytes(folder)
     needed = max(0, (number + 1) * size - used)
     text = (
-        f"{format_bytes(free)} free{f' on {disk_type}' if kind else ''}; {count(number, 'checkpoint')} of "
+        f"{format_bytes(free)} free{f' on {disk_type}' if disk_type else ''}; {count(number, 'checkpoint')} of "
         f"{format_bytes(size)} and one being written {'still need' if used else 'need'} {format_bytes(needed)}"
     )
     values = {"checkpoint": size, "kept": number, "needed": needed, "free": free, "kind": disk_type}
