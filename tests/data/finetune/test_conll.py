@@ -135,8 +135,9 @@ def test_a_broken_file_is_reported_with_its_line(tmp_path):
         ("-DOCSTART- -X- O O\n", "contains no sentences"),
         (
             '{"tokens": ["a"], "ner_tags": ["O"]}\n',
-            "is JSON, but sentences are read from CoNLL files; write each word",
+            "is JSON, but sentences are .*; write each word",
         ),
+        ('[{"tokens": ["a"], "ner_tags": ["O"]}]\n', "is JSON"),
     ):
         with pytest.raises(DataError, match=rf"dev\.txt:? ?{message}"):
             conll.read_conll(put(tmp_path, text), NAMES)

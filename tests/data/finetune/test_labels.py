@@ -32,6 +32,9 @@ def test_balanced_weights_are_those_of_scikit_learn_up_to_their_scale():
         absent, present = compute_class_weight("balanced", classes=np.arange(2), y=has)
         ratio = column[has == 1, label] / column[has == 0, label][0]
         assert ratio == pytest.approx(present / absent, rel=1e-6)
+    # Every text has the first label, and one the second: weights of 1 / 4, 3 and 1.
+    weights = weights_of(np.array([[1, 1], [1, 0], [1, 0], [1, 0]], np.int8), NAMES[:2], "balanced")
+    assert weights == pytest.approx(np.array([[1, 12], [1, 4], [1, 4], [1, 4]]), rel=1e-6)
 
 
 def test_a_table_of_weights_has_1_for_labels_that_it_lacks_and_knows_every_name():
