@@ -1,13 +1,9 @@
 """`bert`: from a Wikipedia dump, or text of your own, to a pre-trained BERT."""
 
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from bert_cli.errors import ConfigError
-
-with suppress(ImportError):
-    import _sqlite3  # noqa: F401  # before TensorFlow, which brings an SQLite without FTS5
 
 if TYPE_CHECKING:  # loads NumPy
     from bert_cli.data.search.index import Index

@@ -74,8 +74,6 @@ def timed(run: Any, *arguments: Any) -> tuple[float, float]:
 
 
 def ours(options: argparse.Namespace) -> Pairs:
-    import sqlite3  # noqa: F401  # before TensorFlow, whose SQLite lacks FTS5
-
     from bert_cli.config.search import SearchMakeSettings
     from bert_cli.data.search.index import open_index, write_index
     from bert_cli.data.search.late import SIZE, Vectors

@@ -181,7 +181,6 @@ def rankings(
         yield "both", ours(index, relevant, meanings, weight)
         yield "meaning", ours(index, relevant, meanings, 1.0)
     yield "words", ours(index, relevant, meanings, 0.0)
-    term_of = words.term_of
     for name, module, constant, value in (
         ("without token vectors", late, "RERANKED", 0),
         ("without 4-grams", lexical, "RERANKED", 0),
@@ -189,19 +188,14 @@ def rankings(
     ):
         if module is not late or weight:
             usual = getattr(module, constant)
-            if module is words:  # postings know the first letters alone
-                words.term_of = lambda expression: ""
             setattr(module, constant, value)
             yield name, ours(index, relevant, meanings, weight)
             setattr(module, constant, usual)
-            words.term_of = term_of
     yield from theirs(index, relevant, meanings, language)
 
 
 def measure(name: str, path: Path, options: argparse.Namespace) -> None:
     """Print a line for each ranking of a text."""
-    import sqlite3  # noqa: F401  # before TensorFlow, whose SQLite lacks FTS5
-
     from bert_cli.config.search import SearchMakeSettings
     from bert_cli.statistics import difference, interval, mean_of
     from bert_cli.tasks.search import make, score

@@ -3,18 +3,16 @@
 Shapes: n training examples, m held-out examples, D size of a vector.
 """
 
-import sqlite3
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any
 
 import numpy as np
 from scipy.special import logit
 
 from bert_cli.arrays import Array
-from bert_cli.data.search import words
+from bert_cli.data.search import ranking, words
 from bert_cli.data.search.passages import UNSPACED
 
 WORD = rf"[{UNSPACED}]|(?u:\b\w\w+\b)"  # scikit-learn's, and each letter where words have no spaces
@@ -105,12 +103,21 @@ def by_word(
 
 
 def bm25(queries: Sequence[str], documents: Sequence[str]) -> list[list[int]]:
-    """Return the numbers of the best documents for each query by SQLite's FTS5; each has a word of the query."""
-    table = f'CREATE VIRTUAL TABLE words USING fts5(text, content="", tokenize="{words.TOKENIZER}")'
-    best = f"SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT {DEPTH}"
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute(table)
-        rows = ((number, words.indexed(text)) for number, text in enumerate(documents))
-        connection.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", rows)
-        asked = (words.any_of(map(words.exactly, words.words_of(query))) for query in queries)
-        return [[n for (n,) in connection.execute(best, [q])] for q in asked]
+    """Return the numbers of the best documents for each query; each has a word of the query."""
+    known = [Counter(words.words_of(document)) for document in documents]
+    lengths = np.array([counts.total() for counts in known])
+    lengths = lengths / max(1.0, lengths.mean())
+    documents_of: defaultdict[str, list[int]] = defaultdict(list)
+    for number, counts in enumerate(known):
+        for word in counts:
+            documents_of[word].append(number)
+    best: list[list[int]] = []
+    for query in queries:
+        scores = np.zeros(len(documents), np.float32)
+        for word in {*words.words_of(query)} & documents_of.keys():
+            having = documents_of[word]
+            times = np.array([known[number][word] for number in having])
+            rarity = ranking.rarity_of(len(having), len(documents))
+            scores[having] += ranking.bm25(rarity, times, lengths[having])
+        best.append([number for number in ranking.best_of(scores, DEPTH) if scores[number]])
+    return best

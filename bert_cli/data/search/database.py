@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 import google_crc32c
 
-from bert_cli.data.search import words
 from bert_cli.errors import DataError
 from bert_cli.files import BLOCK_BYTES, FORMAT, check_format
 
@@ -19,7 +18,7 @@ NO_INDEX = "was not made by `bert search make`", "make one with `bert search mak
 AGAIN = "move it away and make it again with `bert search make`"
 COUNTERS = ((24, 28), (92, 100))
 """Bytes of a file of SQLite that count changes and name the program; they decide nothing that is read."""
-VERSION = FORMAT + 5  # since documents have the hash of their text
+VERSION = FORMAT + 6  # since all words are in the postings
 GONE = "ON DELETE CASCADE"
 TABLES = f"""
 BEGIN;
@@ -35,14 +34,9 @@ CREATE TABLE passages(
     title TEXT, text TEXT, hash INTEGER);
 CREATE TABLE vectors(  -- of equal texts once
     id INTEGER PRIMARY KEY, hash INTEGER UNIQUE, value BLOB, tokens BLOB);
-CREATE VIEW folded AS SELECT id, indexed(title) AS title, indexed(text) AS text FROM passages;
-CREATE VIRTUAL TABLE words USING fts5(
-    title, text, content=folded, content_rowid=id, tokenize={words.TOKENIZER});
 CREATE TABLE blocks(id INTEGER PRIMARY KEY, sizes BLOB);
 CREATE TABLE postings(
-    block INTEGER REFERENCES blocks {GONE}, term TEXT, value BLOB, PRIMARY KEY(block, term)) WITHOUT ROWID;
-CREATE TRIGGER forget AFTER DELETE ON passages BEGIN INSERT INTO words(words, rowid, title, text)
-    VALUES ('delete', old.id, indexed(old.title), indexed(old.text)); END;
+    block INTEGER REFERENCES blocks {GONE}, term TEXT, value BLOB, places BLOB, PRIMARY KEY(block, term)) WITHOUT ROWID;
 CREATE INDEX documents_of_files ON documents(file, hash);
 CREATE INDEX passages_of_documents ON passages(document);
 CREATE INDEX passages_of_texts ON passages(hash);
@@ -69,10 +63,6 @@ def report_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if "fts5" in str(error):
-            problem = "SQLite has no FTS5 in this process"
-            remedy = "import sqlite3 before TensorFlow, or use a Python whose SQLite has it"
-            raise DataError(str(path), problem, remedy) from error
         remedy = "check the disk and the permissions, and end other commands that write it"
         raise DataError(str(path), f"cannot be read or written ({error})", remedy) from error
     except (sqlite3.Error, UnicodeDecodeError) as error:  # a message may quote a damaged table
@@ -91,7 +81,6 @@ def connect(path: Path, writes: bool) -> sqlite3.Connection:
     """Return the connection to an index; to write, an empty file becomes one."""
     address = f"file:{quote(str(path.absolute()))}?mode=rw"
     table = sqlite3.connect(address, BUSY_SECONDS, uri=True, check_same_thread=False)
-    table.create_function("indexed", 1, words.indexed, deterministic=True)
     try:
         table.execute("PRAGMA foreign_keys = ON")
         table.execute("PRAGMA cache_spill = OFF")  # before a commit, which would lock readers out

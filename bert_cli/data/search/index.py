@@ -1,4 +1,4 @@
-"""An index: one file of SQLite with passages, their words (FTS5) and their vectors in 16 bits.
+"""An index: one file of SQLite with passages, their words and their vectors in 16 bits.
 
 Each change is a transaction, so that the file is complete after a kill at any moment. A finished index is sealed with
 the checksum of its file, which is verified before it answers. BM25 ranks by words, the cosine of vectors by meaning;
@@ -188,8 +188,6 @@ class Index:
     def check_unsealed(self) -> None:
         """Raise DataError for damage in an index that was not written to its end."""
         fault = self.table.execute("PRAGMA quick_check(1)").fetchone()[0]
-        self.table.execute("INSERT INTO words(words, rank) VALUES ('integrity-check', 1)")
-        self.table.commit()
         rows = self.table.execute("SELECT text, hash FROM passages")
         if fault != "ok" or not all(hash_of(text) == number for text, number in rows):
             raise DataError(str(self.path), f"is damaged ({fault})", AGAIN)
@@ -243,8 +241,7 @@ class Index:
                 text,
                 hash_of(text),
             )
-            key = self._add("passages(document, pages, start, stop, title, text, hash)", *row)
-            self._add("words(rowid, title, text)", key, words.indexed(title), words.indexed(text))
+            self._add("passages(document, pages, start, stop, title, text, hash)", *row)
 
     def _add(self, columns: str, *row: object) -> int:
         marks = ", ".join("?" * len(row))
@@ -366,16 +363,18 @@ class Index:
         self._lexical = self._lexical or Lexical(self.table, self._numbers)
         return self._lexical
 
-    def allowed(self, asked: words.Question) -> Bools | np.bool:
-        """Return which passages [N], or whether all, are where a question seeks, and have nothing that it excludes."""
-        if asked[2:] == (words.NOTHING, "", None):
-            return np.True_
-        excluded = "SELECT rowid FROM words WHERE words MATCH ?1"
-        others = f"SELECT id FROM places WHERE ?2 != '' AND NOT ({INSIDE.replace('?1', '?2')})"
-        owner = "(SELECT document FROM passages WHERE id = ?3)"
-        beyond = f"SELECT id FROM passages WHERE document != {owner}"  # none if ?3 is NULL
-        rows = self.table.execute(f"{excluded} UNION {others} UNION {beyond}", asked[2:])
-        return ~np.isin(self._numbers, rows.fetchall())
+    def allowed(self, asked: words.Question) -> Bools:
+        """Return which passages [N] are where a question seeks, and have nothing that it excludes."""
+        is_allowed = np.ones(len(self._numbers), bool)
+        for term in asked.excluded:
+            is_allowed[self.lexical.find(term)[0]] = False
+        if asked.folder or asked.passage is not None:
+            others = f"SELECT id FROM places WHERE ?1 != '' AND NOT ({INSIDE})"
+            owner = "(SELECT document FROM passages WHERE id = ?2)"
+            beyond = f"SELECT id FROM passages WHERE document != {owner}"  # none if ?2 is NULL
+            rows = self.table.execute(f"{others} UNION {beyond}", asked[3:])
+            is_allowed &= ~np.isin(self._numbers, rows.fetchall())
+        return is_allowed
 
     def folders(self) -> list[str]:
         """Return the folders of files, as in names of documents."""

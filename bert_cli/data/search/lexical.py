@@ -1,13 +1,12 @@
 """The ranking by words: BM25 of all passages, and of 4-grams for the best of them.
 
-Words come from the postings; what only FTS5 knows, such as phrases, it scores itself.
-
-Shapes: N passages.
+Shapes: N passages, n of them with a term.
 """
 
 import json
 import sqlite3
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -15,10 +14,9 @@ from bert_cli.arrays import Bools, Floats32, Ints64
 from bert_cli.data.search import words
 from bert_cli.data.search.ngrams import ngram_scores
 from bert_cli.data.search.postings import Postings
-from bert_cli.data.search.ranking import best_of, reranked
+from bert_cli.data.search.ranking import best_of, bm25, rarity_of, reranked
 
-CANDIDATES = 10_000
-"""Passages that FTS5 ranks, about: those with the rarest of its terms. It takes a microsecond for each."""
+RECENT = 32  # terms whose passages stay in memory, for the few steps of a question
 RERANKED = 100  # passages
 NGRAM_WEIGHT = 2.0
 """Weight of the 4-grams beside the words, both in standard deviations of their BM25 among these passages."""
@@ -31,18 +29,17 @@ class Lexical:
         self.table = table
         self._numbers = numbers
         self._postings = Postings(table, numbers)
-        self._frequencies: dict[str, int] = {}
+        self._lengths = self._postings.lengths / max(1.0, self._postings.lengths.mean())
+        self.find = lru_cache(RECENT)(self._find)
+        """Returns the positions of the passages that have a term, and its times in them [n]."""
+
+    def _find(self, term: str) -> tuple[Ints64, Floats32]:
+        parts = term.split(" ")
+        return self._postings.find_phrase(parts) if len(parts) > 1 else self._postings.find(term)
 
     def frequency(self, term: str) -> int:
         """Return how many passages have a term."""
-        if term not in self._frequencies:
-            if stored := words.term_of(term):
-                frequency = self._postings.frequency(stored)
-            else:
-                counted = "SELECT count(*) FROM words WHERE words MATCH ?"
-                frequency = self.table.execute(counted, [term]).fetchone()[0]
-            self._frequencies[term] = frequency
-        return self._frequencies[term]
+        return len(self.find(term)[0])
 
     def terms(self, asked: words.Question) -> list[str]:
         """Return the terms of a question, rare ones first, without those to which BM25 gives no weight.
@@ -59,9 +56,11 @@ class Lexical:
 
         It is BM25; for the best passages that of 4-grams is added, and they stay the best.
         """
-        stored = {term: words.term_of(term) for term in self.terms(asked)}
-        scores = self._postings.bm25(filter(None, stored.values()))
-        self._add_fts5(scores, [term for term in stored if not stored[term]])
+        scores = np.zeros(len(self._numbers), np.float32)
+        for term in self.terms(asked):
+            positions, times = self.find(term)
+            rarity = rarity_of(len(positions), len(scores))
+            scores[positions] += bm25(rarity, times, self._lengths[positions])
         scores *= is_allowed
         answers = np.flatnonzero(scores)
         best = answers[best_of(scores[answers], RERANKED)]
@@ -70,19 +69,6 @@ class Lexical:
             ngrams = ngram_scores(asked.text, texts)
             scores[best] = reranked(scores[best], ngrams, NGRAM_WEIGHT)
         return scores
-
-    def _add_fts5(self, scores: Floats32, terms: Sequence[str]) -> None:
-        """Add the scores of terms of FTS5; in a large index only to passages with a rare one."""
-        sizes = np.cumsum([self.frequency(term) for term in terms])
-        rare = max(1, int(np.searchsorted(sizes, CANDIDATES, "right")))
-        first = words.any_of(terms[:rare])
-        others = words.any_of(terms[rare:])
-        for operator in ("NOT", "AND"):  # each passage once, with all of its words
-            query = f"({first}) {operator} ({others})"
-            ranking = "SELECT rowid, -bm25(words) FROM words WHERE words MATCH ?"
-            if rows := self.table.execute(ranking, [query]).fetchall():
-                numbers, values = zip(*rows, strict=True)
-                scores[np.searchsorted(self._numbers, numbers)] += np.array(values, np.float32)
 
 
 def texts_of(table: sqlite3.Connection, numbers: Sequence[int]) -> list[str]:

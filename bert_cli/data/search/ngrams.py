@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_cli.arrays import Floats32, UInts64
 from bert_cli.data.search.passages import UNSPACED
-from bert_cli.data.search.postings import BY_LENGTH, SATURATION
+from bert_cli.data.search.ranking import bm25
 from bert_cli.data.search.words import NO_WORD, folded
 
 LENGTH = 4  # characters
@@ -35,9 +35,9 @@ def ngram_scores(question: str, texts: Sequence[str]) -> Floats32:
     cells = rows * len(ngrams) + columns
     counts = np.bincount(cells, is_asked, len(texts) * len(ngrams)).reshape(len(texts), -1)
     present = (counts > 0).sum(0)  # [G]
+    lengths = sizes[:, None] / sizes.mean()
     rarity = np.log1p((len(texts) - present + 0.5) / (present + 0.5))
-    limits = SATURATION * (1 - BY_LENGTH + BY_LENGTH * sizes[:, None] / sizes.mean())
-    return (rarity * counts * (SATURATION + 1) / (counts + limits)).sum(1, dtype=np.float32)
+    return bm25(rarity, counts, lengths).sum(1, dtype=np.float32)
 
 
 def _codes(text: str) -> UInts64:

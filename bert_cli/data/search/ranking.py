@@ -3,9 +3,27 @@
 Shapes: N passages, n of them.
 """
 
+from typing import Any
+
 import numpy as np
 
 from bert_cli.arrays import Floats32, Ints64
+
+# The usual values of BM25.
+SATURATION = 1.2
+BY_LENGTH = 0.75
+LEAST_RARITY = 1e-6  # of a term in half of the passages or more
+
+
+def rarity_of(present: int, total: int) -> float:
+    """Return the rarity of a term that so many of all passages have."""
+    return max(LEAST_RARITY, float(np.log((total - present + 0.5) / (present + 0.5))))
+
+
+def bm25(rarity: Any, times: Any, lengths: Any) -> Any:
+    """Return the BM25 of terms by their rarity and times in passages, whose lengths are divided by the mean."""
+    limits = SATURATION * (1 - BY_LENGTH + BY_LENGTH * lengths)
+    return rarity * times * (SATURATION + 1) / (times + limits)
 
 
 def combined(lexical: Floats32, meaning: Floats32, weight: float) -> Floats32:

@@ -1,9 +1,8 @@
 """The words of passages and questions: one folding for both, and the positions of words in the original text.
 
-Python decides what a word is and which words are equal; SQLite's FTS5 gets folded words between spaces. In scripts
-without spaces each letter is indexed as a word, and a question looks for pairs of neighbours: most words of Chinese
+In scripts without spaces each letter is a word, and a question looks for pairs of neighbours: most words of Chinese
 have two letters, which trigrams would miss. A question finds other forms of its words by their first letters
-(McNamee and Mayfield 2004).
+(McNamee and Mayfield 2004). A term is a word, the first letters of words before a star, or the words of a phrase.
 """
 
 import re
@@ -15,8 +14,6 @@ from typing import NamedTuple
 from bert_cli.data.search.passages import IS_UNSPACED, UNSPACED
 from bert_cli.errors import ConfigError
 
-TOKENIZER = "ascii"
-"""Each character that is not ASCII is a letter for it: `indexed` has replaced those that are none."""
 LONGEST_QUESTION = 10_000  # characters
 FIRST = 5  # letters that the forms of a word share
 NO_WORD = r"\0-/:-`{-\x7f"  # in folded text, which has no other characters that are not of a word
@@ -47,18 +44,17 @@ OPERATOR = re.compile(
 
 Up to three letters from a to z after a dash are an option, as in `tar -xzf`, which is asked for; `-NFS` excludes.
 """
-NOTHING = '""'  # an expression of FTS5 that no passage matches
 
 
 class Question(NamedTuple):
-    """What is asked, as expressions of FTS5."""
+    """What is asked."""
 
     text: str
     """The question without what it excludes."""
     terms: list[str]
     """What is meant exactly, and the other words in any of their forms."""
-    excluded: str
-    """What a passage must not have."""
+    excluded: list[str]
+    """The terms that a passage must not have."""
     folder: str = ""
     """Folder of its file, as in names of documents; by default any."""
     passage: int | None = None
@@ -101,50 +97,33 @@ def folded(text: str) -> str:
 _folded = lru_cache(1 << 16)(folded)  # of letters
 
 
-def indexed(text: str) -> str:
-    """Return folded text with spaces around each letter of a script without spaces."""
-    small = folded(text)
-    return small if small.isascii() else IS_UNSPACED.sub(r" \g<0> ", small)
-
-
-def words_of(question: str) -> list[str]:
-    """Return the different words, and pairs of neighbours, of a question in order."""
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in order; of scripts without spaces pairs of neighbours."""
     parts: list[str] = []
-    for run in RUN.findall(folded(question)):
+    for run in RUN.findall(folded(text)):
         pairs = len(run) - 1 if IS_UNSPACED.match(run) else 0
         parts += [run[n : n + 2] for n in range(pairs)] or [run]
-    return list(dict.fromkeys(parts))
+    return parts
+
+
+def all_words_of(text: str) -> list[str]:
+    """Return the words of a text in order."""
+    return WORD.findall(folded(text))
 
 
 def exactly(text: str) -> str:
-    """Return the expression of FTS5 for the words of a text, one after another."""
-    return f'"{" ".join(WORD.findall(folded(text)))}"'
+    """Return the term of the words of a text, one after another."""
+    return " ".join(all_words_of(text))
 
 
 def in_any_form(word: str) -> str:
-    """Return the expression of FTS5 for a word and its other forms, which begin as it does; numbers have none."""
-    has_forms = len(word) >= FIRST and not DIGIT.search(word)
-    return f'"{word[:FIRST]}"*' if has_forms else exactly(word)
+    """Return the term of a word and its other forms, which begin as it does; numbers have none."""
+    return exactly(word) if DIGIT.search(word) else first_letters(word) or exactly(word)
 
 
-def word_term(word: str) -> str:
-    """Return the term under which passages with a word are stored; empty for what FTS5 alone finds.
-
-    FTS5 finds letters of scripts without spaces, whose pairs are asked, and long words with digits.
-    """
-    term = word if len(word) < FIRST else f"{word[:FIRST]}*"
-    return "" if IS_UNSPACED.match(word) or (len(term) > FIRST and DIGIT.search(term)) else term
-
-
-def term_of(expression: str) -> str:
-    """Return the stored term of an expression of FTS5; empty for one that FTS5 alone finds."""
-    term = expression.replace('"', "")
-    return term if WORD.fullmatch(term.rstrip("*")) and word_term(term) == term else ""
-
-
-def any_of(expressions: Iterable[str]) -> str:
-    """Return the expression of FTS5 for any of these."""
-    return " OR ".join(expressions) or NOTHING
+def first_letters(word: str) -> str:
+    """Return the term of all words that begin as a long one does; empty for a short one, which has no forms."""
+    return f"{word[:FIRST]}*" if len(word) >= FIRST else ""
 
 
 def parse(question: str) -> Question:
@@ -170,7 +149,7 @@ def parse(question: str) -> Question:
     # A single letter is often a pronoun or an article, but in manuals a rare option such as -i. 4-grams score it.
     longer = [word for word in asked if len(word) > 1 or IS_UNSPACED.match(word) or word.isdigit()]
     terms = dict.fromkeys([*exact, *map(in_any_form, longer or asked)])
-    return Question(text, [term for term in terms if term != NOTHING], any_of(excluded))
+    return Question(text, [*filter(None, terms)], [*filter(None, excluded)])
 
 
 def no_word(question: str) -> ConfigError:
@@ -185,8 +164,8 @@ def spans(text: str, terms: Iterable[str]) -> list[tuple[int, int]]:
     compared, positions = _folded_with_positions(text)
     matches = list(WORD.finditer(compared))
     parts = [match[0] for match in matches]
-    asked = {term.replace('"', "") for term in terms}
-    marked = {n for n, word in enumerate(parts) if f"{word[:FIRST]}*" in asked}
+    asked = {*terms}
+    marked = {n for n, word in enumerate(parts) if first_letters(word) in asked}
     for size in {term.count(" ") + 1 for term in asked}:
         for n in range(len(parts) - size + 1):
             if " ".join(parts[n : n + size]) in asked:

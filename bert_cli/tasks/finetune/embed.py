@@ -1,6 +1,5 @@
 """`bert embed`: vectors of texts, trained on pairs of similar texts, on texts alone or by a teacher, and scored."""
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -153,11 +152,7 @@ def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:
     if stride > 1 and len(queries) < FEWEST * stride:
         print_line("baseline, BM25: left out, it takes too long")
         return {}
-    try:
-        best = bm25(queries[::stride], retrieval.documents)
-    except sqlite3.OperationalError as error:  # this SQLite has no FTS5
-        print_line(f"baseline, BM25: left out ({error})")
-        return {}
+    best = bm25(queries[::stride], retrieval.documents)
     rankings = [None if n % stride else best[n // stride] for n in range(len(queries))]
     name = "BM25" if stride == 1 else f"BM25 of {len(best):,} queries"
     return {name: Result(embeddings.retrieval_samples(rankings, retrieval))}

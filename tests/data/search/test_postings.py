@@ -1,42 +1,53 @@
 """Postings: BM25 as SQLite's own computes it, after any changes of the index, in blocks of any size."""
 
+import sqlite3
+from contextlib import closing
+
 import numpy as np
 import pytest
 
-from bert_cli.data.search import postings, words
+from bert_cli.data.search import lexical, postings, words
 from bert_cli.data.search.index import open_index, write_index
 from bert_cli.data.search.passages import Document, Passage
 
 LETTERS = ["mountain", "mounting", "river", "ice", "x12000", "x12", "é", "ÉCOLE", "ecoles", "北京"]
-QUESTION = 'mounted rivers, ice x12 école "é"'
+QUESTION = 'mounted rivers, ice x12 x12000 école "é" 北京 "mountain ice" "x12 x12 river" "zebra"'
 
 
 def add(index, draw, path):
     """Add a file in place of its earlier text, with a title of words on every other one."""
-    texts = [" ".join(draw.choice(LETTERS, draw.integers(1, 300))) for _ in range(4)]
+    texts = [" ".join(draw.choice(LETTERS, draw.integers(1, 200))) for _ in range(4)]
     passages = [Passage(0, len(text), text) for text in texts]
     document = Document("The École of ice", texts, is_named=bool(draw.integers(2)))
     index.add(index.add_file(path, path, ""), document, passages)
 
 
 def check(index):
-    """Compare the scores of the words of a question with those of SQLite's ranking."""
-    with index.snapshot():
-        asked = [term for term in words.parse(QUESTION).terms if words.term_of(term)]
-        assert len(asked) == 6
-        ranking = "SELECT rowid, -bm25(words) FROM words WHERE words MATCH ?"
-        expected = dict(index.table.execute(ranking, [words.any_of(asked)]).fetchall())
-        numbers = [n for (n,) in index.table.execute("SELECT id FROM passages ORDER BY id")]
-        scores = postings.Postings(index.table, np.array(numbers)).bm25(map(words.term_of, asked))
-        np.testing.assert_allclose(scores, [expected.get(n, 0.0) for n in numbers], rtol=1e-4)
-        for term in asked:
-            count = "SELECT count(*) FROM words WHERE words MATCH ?"
-            assert index.lexical.frequency(term) == index.table.execute(count, [term]).fetchone()[0]
+    """Compare the scores of a question, and how many passages have its terms, with those of SQLite's own."""
+    with index.snapshot(), closing(sqlite3.connect(":memory:")) as own:
+        own.execute("CREATE VIRTUAL TABLE words USING fts5(title, text, tokenize=ascii)")
+        rows = index.table.execute("SELECT id, title, text FROM passages ORDER BY id").fetchall()
+        folded = [(n, words.exactly(title), words.exactly(text)) for n, title, text in rows]
+        own.executemany("INSERT INTO words(rowid, title, text) VALUES (?, ?, ?)", folded)
+        asked = words.parse(QUESTION)
+        assert len(asked.terms) == 11
+        expected = np.zeros(len(rows))
+        numbers = np.array([number for number, *_ in rows])
+        for term in asked.terms:
+            expression = f'"{term.rstrip("*")}"' + "*" * term.endswith("*")
+            ranking = "SELECT rowid, -bm25(words) FROM words WHERE words MATCH ?"
+            scores = own.execute(ranking, [expression]).fetchall()
+            assert index.lexical.frequency(term) == len(scores)
+            if term in index.lexical.terms(asked):
+                for number, score in scores:
+                    expected[numbers == number] += score
+        np.testing.assert_allclose(index.lexical.scores(asked, np.True_), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("block", [1, 3, 1 << 14])
 def test_words_are_scored_as_sqlite_does_after_any_changes(tmp_path, monkeypatch, block):
     monkeypatch.setattr(postings, "BLOCK", block)
+    monkeypatch.setattr(lexical, "RERANKED", 0)
     draw = np.random.default_rng(block)
     for _ in range(6):
         with write_index(tmp_path / "index") as index:
@@ -60,3 +71,14 @@ def test_many_passages_have_postings_before_the_index_is_finished(tmp_path, monk
             with index.changing():
                 add(index, draw, f"/{number}")
             assert bool(index.count("blocks")) == stored
+
+
+def test_a_word_of_a_long_passage_counts_at_most_255_times_and_phrases_are_found(tmp_path):
+    texts = ["a b " * 400, "b c"]
+    with write_index(tmp_path / "index") as index, index.changing():
+        passages = [Passage(0, len(text), text) for text in texts]
+        index.add(index.add_file("/long", "long", ""), Document("", []), passages)
+    index = open_index(tmp_path / "index")
+    assert index.lexical.find("a")[1].tolist() == [255]
+    assert index.lexical.find("b")[1].tolist() == [255, 1]
+    assert [index.lexical.frequency(term) for term in ("b a", "b c", "a c", "c b")] == [1, 1, 0, 0]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sqlite3  # before TensorFlow, which brings one without FTS5
 from functools import partial
 from types import SimpleNamespace
 
@@ -208,13 +207,6 @@ def test_bm25_of_many_queries_is_that_of_every_nth(monkeypatch, capsys):
     warning = compare([model], found, "ndcg_10")
     assert "its gain in ndcg_10 is 0.0000 [0.0000, 0.0000]" in warning
     assert embed._baselines(None) == {}
-
-    def connect(_):
-        raise sqlite3.OperationalError("no such module: fts5")
-
-    monkeypatch.setattr(simple.sqlite3, "connect", connect)
-    assert embed._baselines(retrieval) == {}
-    assert "baseline, BM25: left out (no such module: fts5)" in capsys.readouterr().out
 
 
 def test_words_have_their_most_frequent_labels(base, tmp_path):
