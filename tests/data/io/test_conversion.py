@@ -175,6 +175,31 @@ PAGE = """<!DOCTYPE html><html><head><title>On sails</title><style>p {}</style><
 boom = 2</pre><table><tr><th>Name</th><td>Value</td></tr></table><footer>Imprint</footer></body></html>"""
 
 
+PAGES = [
+    f"<!DOCTYPE html>{text}".encode(name)
+    for text, names in (
+        ("帆船の旅。" * 9, "cp932 euc-jp gb18030"),
+        ("Żaglówki płyną, gdy wieje; łódź stoi, żegluję dłużej.", "cp1250 iso-8859-2"),
+        ("Příliš žluťoučký kůň úpěl. Őszi szőlő sűrű bő vörös", "cp1250 iso-8859-2"),
+        ("În pădure şi pe câmp, oamenii îşi fac viaţa.", "cp1250 iso-8859-2"),
+        ("Čamci plove noću, duša kaže nešto, možda kući", "cp1250 iso-8859-2"),
+        ("Gemiler büyük şehrin kıyısında, ışık yanıyor, çünkü gün doğdu", "cp1254"),
+        ("Laivų švyturys rodo kelią į uostą, žuvėdros.", "cp1257"),
+        ("Kuģi brauc uz ostu, bāka rāda ceļu, jūrā vējš.", "cp1257"),
+    )
+    for name in names.split()
+]
+WESTERN = (
+    "L'été, où la forêt brûle: garçon, ça naît, nœud",
+    "Größe 5 m³/s, 2¼ l für Übermut & Ärger",
+    "¿Qué niño, señor? Día 1º y 2ª, pingüino",
+    "São as mães que põem o pão à mesa; há avó, você",
+    "Rød grød med fløde på en å, Jäätelöä, Šostakovitš",
+    "Það er þoka og kýr á Íslandi, ævintýri",
+    "L'avi és a l'Àfrica: qüestió, cançó, paral·lel, più",
+)
+
+
 @pytest.mark.parametrize(
     ("encoding", "declared", "big"),
     [
@@ -182,6 +207,7 @@ boom = 2</pre><table><tr><th>Name</th><td>Value</td></tr></table><footer>Imprint
         ("cp1252", "", "größer"),
         ("cp1252", '<meta charset="iso-8859-1">', "“größer”"),
         ("cp1252", '<meta charset="no-such">', "größer"),
+        *(("cp1252", "", big) for big in WESTERN),
         ("utf-8", "", "größer\udcffäöü"),  # a byte that is none
         ("iso-2022-jp", '<meta charset="iso-2022-jp">', "帆船"),
         ("iso-8859-2", '<?xml version="1.0" encoding="iso-8859-2"?>', "większy"),
@@ -221,14 +247,7 @@ LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10 if n else "ha" * 99}">' fo
         ("a.odt", made_odt("", MANIFEST), f"is an OpenDocument text that {LOCKED}"),
         ("a.epub", made_epub({"a": "<html/>"}, "", "A"), "is an EPUB book that has no text"),
         ("a.html", b"<!DOCTYPE html><p hidden>No.</p>", "is HTML that has no text"),
-        *(
-            (
-                "a.html",
-                f"<!DOCTYPE html>{'帆船の旅。' * 9}".encode(name),
-                "unknown encoding; .*iconv",
-            )
-            for name in ("cp932", "euc-jp", "gb18030")
-        ),
+        *(("a.html", page, "unknown encoding; .*iconv") for page in PAGES),
     ],
 )
 def test_a_document_that_cannot_be_read_says_what_to_do(name, data, problem, tmp_path):
