@@ -441,14 +441,15 @@ class Index:
 
 
 def hash_of(text: str) -> int:
-    """Return the number by which a text is known."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
+    """Return the number by which a text is known, whatever its blanks: a PDF has fewer than justified plain text."""
+    digest = blake2b(" ".join(text.split()).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
 
 
 def hash_of_document(document: Document) -> int:
     """Return the number by which a document is known, wherever it stands in its file."""
     known = document.title, document.is_named, document.pages
-    return hash_of("\n".join((repr(known), *document.lines)))
+    return hash_of(repr((known, document.lines)))
 
 
 # --- the file
