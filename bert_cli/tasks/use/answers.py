@@ -7,10 +7,9 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import EACCES, EISDIR
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,12 @@ def check(inputs: Iterable[Input], path: Path | None) -> None:
 
 @contextmanager
 def writer(
-    path: Path | None, like: Path | None, needed: Sequence[str], names: Sequence[str]
+    path: Path | None, like: Path | None, needed: Sequence[str], taken: Container[str]
 ) -> Iterator[Write]:
-    """Yield what writes a row with some of these `names` to a file, complete or not at all, or to standard output.
+    """Yield what writes a row to a file, complete or not at all, or to standard output.
 
-    A .csv has the separator and the byte order mark of the input `like`, if that is one, whose `needed` columns were
-    read. Raises DataError for a file that cannot be written.
+    A table has the columns of all rows, those `taken` from the input first. A .csv has the separator and the byte order
+    mark of the input `like`, if that is one, whose `needed` columns were read. Raises DataError for a faulty file.
     """
     if path is None:
         # Other letters are escaped where standard output may accept ASCII only.
@@ -65,20 +64,20 @@ def writer(
             if suffix(path) == ".jsonl":
                 yield lambda row: out.write(json.dumps(row, ensure_ascii=False) + "\n")
                 return
+            rows: list[JSONObject] = []
+            yield rows.append
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            names.sort(key=lambda name: name not in taken)
+            rows.insert(0, {name: name for name in names})
             table = csv.writer(out, delimiter=delimiter)
-            numbers = count()  # 0 is the header
-
-            def write(row: JSONObject) -> None:
-                cells = _cells(map(row.get, names), f"output ({path}, row {next(numbers)})", path)
+            if suffix(path) != ".tsv":
+                out.write(mark)
+            for number, row in enumerate(rows):  # 0 is the header
+                cells = _cells(map(row.get, names), f"output ({path}, row {number})", path)
                 if suffix(path) == ".tsv":
                     out.write("\t".join(cells) + "\n")
                 else:
                     table.writerow(cells)
-
-            if suffix(path) != ".tsv":
-                out.write(mark)
-            write(dict(zip(names, names, strict=True)))
-            yield write
 
 
 def suffix(path: Path | None) -> str:

@@ -13,7 +13,7 @@ from bert_cli.errors import ConfigError
 from bert_cli.processes import print_error
 from bert_cli.settings.markers import Engine
 from bert_cli.tasks.model.opened import Input, Predictor, Row
-from bert_cli.tasks.use.predict import build, check_input, input_of, prepare, warn_of_single_texts
+from bert_cli.tasks.use.predict import build, check_input, check_number_of_texts, input_of, prepare
 from bert_cli.text import count
 
 
@@ -90,7 +90,7 @@ class Model:
 
     def _rows(self, task: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
         inputs = [self.check(row, task, f"text {n}") for n, row in enumerate(rows, 1)]
-        warn_of_single_texts(self.source, task, inputs)
+        check_number_of_texts(self.source, task, inputs)
         answers = self.predict(inputs, task)
         if cut := sum("truncated" in row for row in answers):
             print_error(

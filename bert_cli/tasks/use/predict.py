@@ -64,31 +64,22 @@ def run(settings: PredictSettings) -> None:
             task_class.check(item)
     answered = inputs[task_class.COMPARES :]  # the text that others are compared with has no row
     answers.check(answered, settings.output)
-    warn_of_single_texts(source, task, inputs)
+    check_number_of_texts(source, task, inputs)
     predictor = build(prediction, len(inputs))
     what = f"{task} with {source.folder} ({source.architecture})"
     runtime = predictor.model.runtime
     runtime = runtime or f"{settings.engine} on one {opened.one_device()}, {settings.precision}"
     print_error(f"{what} by {runtime}; {count(len(inputs), 'input')}")
-    shown = dict.fromkeys(name for item in answered for name in item.shown)
     taken = answered[-1].taken if answered else ()
-    added = {
-        of: opened.name_beside(of, taken) for of in (*predictor.empty_answer(), opened.TRUNCATED)
-    }
-    if renamed := [f"'{of}' is {name!r}" for of, name in added.items() if of != name]:
-        what = f"of the answers {', '.join(renamed)}, because the input has that column"
-        print_error(f"{settings.input}: {what}")
     needed = settings.text_column or task_class.FIELDS
-    key = ""
-    columns: dict[str, str] = {}  # of a table's probabilities, one for each label
     is_table = answers.suffix(settings.output) not in ("", ".jsonl")
-    if is_table and (key := added.pop("probabilities", "")):
-        labels = predictor.model.label_names or ()
-        columns = {of: opened.name_beside(f"probability of {of}", taken) for of in labels}
-    names = [*shown, *added.values(), *columns.values()]
-    with answers.writer(settings.output, settings.input, needed, names) as write:
+    key = opened.name_beside("probabilities", taken)
+    with answers.writer(settings.output, settings.input, needed, taken) as write:
         for row in rows_of(predictor, inputs):
-            write(row | {columns[of]: value for of, value in row.get(key, {}).items() if columns})
+            columns = row.pop(key, {}) if is_table else {}
+            for label, probability in columns.items():
+                row[opened.name_beside(f"probability of {label}", taken)] = probability
+            write(row)
 
 
 def rows_of(predictor: Predictor, inputs: Sequence[Input]) -> Iterator[Row]:
@@ -284,10 +275,17 @@ def default_columns(source: models.Source, path: Path | None, task: str) -> list
     return columns or None
 
 
-def warn_of_single_texts(source: models.Source, task: str, inputs: Sequence[Input]) -> None:
-    """Print a warning for inputs of one text, if the model is known to be trained on pairs."""
-    alone = sum(not item.fields.get("second") for item in inputs)
-    if alone and task == CLASSIFICATION and len(trained_columns(source)) == 2:
+def check_number_of_texts(source: models.Source, task: str, inputs: Sequence[Input]) -> None:
+    """Print a warning for inputs of one text, if the model is known to be trained on pairs.
+
+    Raises DataError for a pair if it is known to be trained on single texts.
+    """
+    trained = len(trained_columns(source)) if task == CLASSIFICATION else 0
+    pairs = [item for item in inputs if item.fields.get("second")]
+    if trained == 1 and pairs:
+        problem = f"has a second text, but {source.folder} was trained on single texts"
+        raise DataError(pairs[0].where, problem, "leave the second text out, or join the two")
+    if trained == 2 and (alone := len(inputs) - len(pairs)):
         print_error(
             f"warning: {source.folder} was trained on pairs of texts, but {count(alone, 'input')} of "
             f"{len(inputs):,} have no second text; pass --second, or 'second' in JSON lines"

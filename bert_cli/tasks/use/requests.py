@@ -91,13 +91,14 @@ def open_model(settings: ServeSettings) -> Mapping[str, Call]:
     """Open a model. `predict` takes an object of the JSON lines that `bert predict` reads, and returns its row."""
     with quiet_imports():
         from bert_cli.tasks.use.model import Model
-        from bert_cli.tasks.use.predict import trained_columns
+        from bert_cli.tasks.use.predict import check_number_of_texts, trained_columns
     engine = settings.engine if "engine" in settings.model_fields_set else None
     model = Model(settings.path, engine, settings.none_below)
 
     def predict(sent: JSONObject) -> object:
         try:
             item = model.check(sent)
+            check_number_of_texts(model.source, model.task, [item])
         except DataError as mistake:
             raise ConfigError(*mistake.args) from None
         return model.predict([item])[0]

@@ -6,6 +6,7 @@ import json
 import lzma
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from types import SimpleNamespace
@@ -22,8 +23,8 @@ from support.vectors import write_pooling
 
 import bert_cli
 from bert_cli.cli import main
-from bert_cli.config.use import PredictSettings
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.config.use import PredictSettings, ServeSettings
+from bert_cli.errors import BertError, ConfigError, DataError
 from bert_cli.model import build
 from bert_cli.model.names import hf
 from bert_cli.parse.load import load
@@ -33,6 +34,7 @@ from bert_cli.tasks.model.opened import Input, open_model
 from bert_cli.tasks.model.predictions import entities_of, predictors
 from bert_cli.tasks.use.predict import build as build_predictor
 from bert_cli.tasks.use.predict import prepare, run
+from bert_cli.tasks.use.requests import open_model as serve_model
 
 CLOSE = 1e-5
 ROOT = Path(__file__).parents[3]
@@ -223,13 +225,10 @@ def test_a_table_comes_back_with_its_columns_and_those_of_the_answers(
     words = ["predict", models["text"], "--input", reviews, *columns, "--output", out]
     said = bert(*words)
     assert said.out == ""
-    assert (
-        "of the answers 'label' is 'predicted_label', because the input has that column" in said.err
-    )
     assert "2 rows without text or label, skipped" in said.err
     data = out.read_bytes()
     assert data.startswith(
-        b"\xef\xbb\xbfID;Comment;label;predicted_label;probability;truncated;probability of LABEL_0;"
+        b"\xef\xbb\xbfID;Comment;label;predicted_label;probability;probability of LABEL_0;"
     )
     with out.open(encoding="utf-8-sig", newline="") as file:
         again = [*csv.DictReader(file, delimiter=";", strict=True)]
@@ -238,7 +237,7 @@ def test_a_table_comes_back_with_its_columns_and_those_of_the_answers(
         of_labels |= {f"probability of {n}": v for n, v in row["probabilities"].items()}
         flat = {n: v for n, v in row.items() if n != "probabilities"} | of_labels
         expected = {n: "" if v is None else str(v) for n, v in flat.items()}
-        assert written == expected | {"truncated": ""}
+        assert written == expected
     lines = tmp_path / "answers.jsonl"
     predict(capsys, models["text"], "--input", reviews, *columns, "--output", lines)
     assert [*map(json.loads, lines.read_text().splitlines())] == rows
@@ -266,7 +265,6 @@ def test_json_lines_keep_their_fields_and_a_tsv_holds_no_line_break(models, caps
     header, *cells = [line.split("\t") for line in out.read_text().splitlines()]
     assert header[:4] == ["Comment", "ID", "label", "day"]
     cut = header.index("truncated")
-    assert header[cut + 1] == "probability of LABEL_0"
     assert [row[1] + row[2] + row[cut] for row in cells] == ["7true", '["x"]']
     path = as_file(tmp_path, "lines.jsonl", {"text": "the\ncat"})
     with pytest.raises(DataError, match=r"a \.tsv holds no tab and no line break, as in 'the"):
@@ -288,7 +286,7 @@ QUESTIONS = ["--text-column", "question", "--text-column", "answer"]
         ("text", [], "text,context\nthe cat,1\n", "text,context,label,"),
         ("question", [], "question,context\nwhere,the cat\n", "question,answer,"),
         ("question", QUESTIONS, "question,answer\nwhere,a\n", "question,predicted_answer,"),
-        ("bare", ["the cat", "--task", "similarity"], "text,n\na dog,1\n", "text,n,similarity,"),
+        ("bare", ["the cat", "--task", "similarity"], "text,n\na dog,1\n", "text,n,similarity"),
     ],
 )
 def test_a_written_table_has_the_columns_of_its_input_then_those_of_the_answers(
@@ -323,7 +321,7 @@ def test_a_label_called_none_is_refused_with_none_below(models, capsys, tmp_path
         ("Comment", {"ID": 7, "Comment": "the cat"}, "the cat"),
         ("Comment", {"text": "a dog", "Comment": "the cat"}, "the cat"),
         ("Comment", {"text": "a dog", "ID": 7}, "a dog"),
-        ("text", {"text": "a dog", "second": "the cat"}, "a dog"),
+        ("text", {"text": "a dog", "n": "the cat"}, "a dog"),
     ],
 )
 def test_json_lines_have_the_field_of_the_run_or_the_usual_ones(
@@ -331,8 +329,7 @@ def test_json_lines_have_the_field_of_the_run_or_the_usual_ones(
 ):
     run = as_run(models["text"], tmp_path / "run", text_column=[column])
     (answer,) = predict(capsys, run, "--input", as_file(tmp_path, "new.jsonl", row))
-    second = ["--second", row["second"]] if "second" in row else []
-    (expected,) = predict(capsys, run, read, *second)
+    (expected,) = predict(capsys, run, read)
     assert answer["probabilities"] == expected["probabilities"]
     path = as_file(tmp_path, "other.jsonl", {"Review": "the cat"})
     message = rf"line 1\): has no column '{column}', only 'Review'; pass one by --text-column"
@@ -349,6 +346,21 @@ def test_one_text_for_a_model_of_pairs_is_a_warning(settings, models, capsys, tm
         assert (warning in capsys.readouterr().err) == bool(number)
     bert_cli.load(run).label(["the cat", ("the cat", "a dog")])
     assert "but 1 input of 2 have no second text" in capsys.readouterr().err
+
+
+def test_a_pair_for_a_model_of_single_texts_is_refused(models, capsys, tmp_path):
+    run = as_run(models["text"], tmp_path / "run", text_column=["text"])
+    model = bert_cli.load(run)
+    path = as_file(tmp_path, "new.jsonl", {"text": "the cat"}, {"text": "a", "second": "a dog"})
+    for call in (
+        partial(predict, capsys, run, "--input", path),
+        partial(predict, capsys, run, "a", "--second", "a dog"),
+        partial(model.label, [("the cat", "a dog")]),
+        partial(serve_model(ServeSettings(path=str(run)))["predict"], {"text": "a", "second": "b"}),
+    ):
+        with pytest.raises(BertError, match=r"a second text, but .* was trained on single texts"):
+            call()
+    assert len(model.label(["the cat"])) == 1
 
 
 def test_one_output_is_a_score_and_several_labels_may_be_true_at_once(models, capsys):
