@@ -77,6 +77,7 @@ class Machine:
     devices: int
     precision: Precision
     flops: float  # operations per second in training, of all devices
+    is_timed: bool = True
     spread: tuple[float, float] = (0.95, 1.2)  # factors of the time, from the measured steps
 
 
@@ -245,7 +246,8 @@ def _epochs(chosen: Recipe, records: int, seconds_each: float, seconds: float) -
         remedy = f"use --hours {math.ceil(10 * needed) / 10:g} or more"
         if chosen.start is not None:
             remedy += ", or --from a smaller model"
-        remedy += "; if the machine was busy, start again or pass --speed with its examples/s"
+        if chosen.machine.is_timed:
+            remedy += "; if the machine was busy, start again or pass --speed with its examples/s"
         chosen.refusal = ConfigError("hours (--hours)", problem, remedy)
         fitting = min(LEAST_EXAMPLES, records * complete)
     epochs = min(float(complete), float(f"{fitting / records:.2g}"))

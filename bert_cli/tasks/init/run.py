@@ -12,7 +12,6 @@ import shlex
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -78,9 +77,9 @@ def run(settings: InitSettings) -> None:
     read = partial(text.documents_of, parts, reading)
     with atomic_folder(settings.out) as folder:
         if chosen is None:
-            questions = text.questions_of(read(), split)
+            sentence = text.plain_sentence(text.sentences_of(next(read()), split))
             is_plain = all(part.format == "plain" for part in parts)
-            words = search_commands(settings, questions, is_plain=is_plain)
+            words = search_commands(settings, sentence, is_plain=is_plain)
         else:
             pieces = (lambda: text.cut(read())) if facts.is_cut else read
             sentence = text.divide(folder, pieces, facts.documents, split)
@@ -130,9 +129,7 @@ def report(chosen: Recipe) -> str:
     return "\n".join([*(f"warning: {problem}" for problem in chosen.warnings), *table])
 
 
-def search_commands(
-    settings: InitSettings, questions: Sequence[str], *, is_plain: bool
-) -> list[str]:
+def search_commands(settings: InitSettings, asked: str, *, is_plain: bool) -> list[str]:
     """Return the commands of an index, which read the input as `bert init` has read it."""
     index = shlex.quote(str(settings.out / "search.index"))
     words = [str(settings.input)]
@@ -144,9 +141,9 @@ def search_commands(
         words += ["--documents", settings.documents]
     reading = shlex.join(words)
     return [
-        "# an index of your text, and questions: replace them with your own",
+        "# an index of your text, and a sentence of it: ask your own questions instead",
         f"bert search make {index} {reading} --model {shlex.quote(str(settings.start))}",
-        *(f"bert search ask {index} {shlex.quote(asked)}" for asked in questions),
+        f"bert search ask {index} {shlex.quote(asked)}",
     ]
 
 
@@ -205,7 +202,7 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         described = (
             f"{name} trains at {settings.speed:,.1f} examples/s of length {length} (--speed)"
         )
-        return replace(machine, flops=flops * settings.speed), described
+        return replace(machine, flops=flops * settings.speed, is_timed=False), described
     batch = devices * recipe.MICRO_BATCH["CPU" if kind == "CPU" else "GPU"]
     trial = PretrainSettings(
         generated_dataset=True,

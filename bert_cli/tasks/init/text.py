@@ -1,4 +1,4 @@
-"""The text of `bert init`: its words, documents and languages, a part that is held out, and questions to ask it.
+"""The text of `bert init`: its words, documents and languages, a part that is held out, and a sentence of it.
 
 A few long documents, such as books, count as many short ones, so that a part of them can be held out.
 """
@@ -40,12 +40,6 @@ WORD = re.compile(rf"[{CHARACTERS}]|[^\s{CHARACTERS}]+")
 LANGUAGE_SAMPLE = 500  # documents whose language is recognised
 NAMED_LANGUAGE = 0.02  # of the documents: fewer may be mistakes
 VOCABULARY_SAMPLE = 2000  # documents
-LONGEST_TITLE = 80  # characters
-# Of four words: fewer are a heading.
-QUESTION = re.compile(rf"([\w'’-]+[ ,;]+){{3,15}}[\w'’-]+\?|[{CHARACTERS}]{{8,100}}[?\uff1f]")
-PLAIN_TITLE = re.compile(rf"\w[\w ,;.'’-]{{,{LONGEST_TITLE}}}")
-QUESTIONS = 3  # that are suggested
-ASKED_DOCUMENTS = 1000  # that may have questions
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
 PRONOUN = re.compile(r"(?i:its?|this|that|these|those|he|his|she|her|they|their|we|i|you|there)\b")
 SIMILAR = 0.8  # of the runs of words of two documents
@@ -209,17 +203,6 @@ def plain_sentence(sentences: Sequence[str]) -> str:
     """Return the first sentence of plain words that names its subject, if there is one."""
     simple = [sentence for sentence in sentences if PLAIN_SENTENCE.fullmatch(sentence)]
     return next(itertools.filterfalse(PRONOUN.match, simple), (simple or sentences)[0])
-
-
-def questions_of(documents: Iterable[list[str]], split: Callable[[str], list[str]]) -> list[str]:
-    """Return questions to ask the index of a text: its own questions, or else titles and a sentence."""
-    sentences = []
-    titles: list[str] = []
-    for lines in itertools.islice(documents, ASKED_DOCUMENTS):
-        sentences += sentences_of(lines, split)
-        titles += filter(PLAIN_TITLE.fullmatch, lines[:1])
-    questions = filter(QUESTION.fullmatch, sentences)
-    return list(dict.fromkeys([*questions, *titles, plain_sentence(sentences)]))[:QUESTIONS]
 
 
 def mask_word(sentence: str) -> str:

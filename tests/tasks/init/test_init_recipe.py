@@ -203,7 +203,7 @@ def test_the_shell_reads_the_printed_commands_as_they_are_meant(goal):
     odd = """it's a "$(id)" \\ `id` & more; * #1"""
     if goal == "search":
         values = {"input": odd, "out": odd, "from": odd, "for": goal, "text_field": odd}
-        lines = search_commands(InitSettings.model_validate(values), [odd], is_plain=True)
+        lines = search_commands(InitSettings.model_validate(values), odd, is_plain=True)
         expected = {odd: 4, f"{odd}/search.index": 2}
     else:
         start = Start(odd, BertConfig(), odd)
