@@ -136,8 +136,8 @@ def install_command(extra: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant, or None.
 
-    The known name contains `name`, or is similar to it completely or in its last part: `batch-size` is near
-    `global-batch.micro-batch-size`, and `output_dir` is not near `dataset_dir`.
+    The known name contains `name`, has its letters, or is similar to it completely or in its last part: `batch-size` is
+    near `global-batch.micro-batch-size`, and `output_dir` is not near `dataset_dir`.
     """
     plain = _plain(name)
 
@@ -146,7 +146,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         best = max(difflib.SequenceMatcher(None, plain, form).ratio() for form in forms)
         # A name that contains the word is nearer than one that resembles it, and one that begins with it nearer
         # still.
-        return best + any(plain in form for form in forms) + forms[1].startswith(plain)
+        best += any(plain in form or sorted(plain) == sorted(form) for form in forms)
+        return best + forms[1].startswith(plain)
 
     near = max(known, key=similarity, default=None)
     return near if len(plain) > 2 and near and similarity(near) >= MIN_SIMILARITY else None

@@ -25,6 +25,7 @@ def test_the_nearest_name_is_suggested_only_if_it_is_similar():
         "max_sequence_length": "max_seq_length",
         "weight_decay": "optimizer_opts.weight_decay_rate",
         "Keep_Last_Checkpoints": "keep_checkpoints",
+        "sede": "seed",
         "output_folder": None,
         "use_cls_layer": None,
         "-": None,

@@ -230,7 +230,7 @@ def page_of(
     ends = {
         label: metrics[label]
         for label in metrics
-        if label in END or label.endswith("loss, last") or label.startswith("score ")
+        if label in END or re.search("loss, (last|mean)", label) or label.startswith("score ")
     }
     differing = summary.differing_settings([entry.flat_settings for entry in runs])
     texts = [json.dumps(entry.settings, indent=1, ensure_ascii=False) for entry in runs]

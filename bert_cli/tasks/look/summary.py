@@ -93,8 +93,9 @@ def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[
     is_low = name.endswith((LOSS, BITS_PER_BYTE))
     best = int(np.nanargmin(values) if is_low else np.nanargmax(values))
     label = label.replace("_", " ")
+    end = "last" if window in (None, 1) else f"mean of the last {window:,}"
     return {
-        f"{label}, last": values[np.isfinite(values)][-1],
+        f"{label}, {end}": values[np.isfinite(values)][-1],
         f"{label}, best": values[best],
         f"{label}, step of the best": steps[best],
     }

@@ -390,7 +390,7 @@ def _refuse_keras(path: Path) -> None:
     if files:
         raise CheckpointError(
             str(files[0]),
-            "is a Keras model, which cannot be read",
+            "is a model of Keras or TensorFlow, which cannot be read",
             "use the model that it was exported from, or load it in the program that wrote it and save a TensorFlow "
             "checkpoint with save_weights, or, for "
             "transformers' tf_model.h5, run "

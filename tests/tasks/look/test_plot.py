@@ -100,7 +100,7 @@ def test_a_page_has_its_pictures_and_tables_and_fetches_nothing(tmp_path, write_
     assert rows["rate"] == ["not set", "null", "not set"]
     assert rows["note"] == [bad, "not set", "not set"]
     assert rows["state"] == ["done", "killed", "empty, no step yet"]
-    assert rows["mlm loss, last"] == ["4.0000", "5.0000", ""]
+    assert rows["mlm loss, mean of the last 5"] == ["4.0000", "5.0000", ""]
     assert "Settings that differ" not in page_of(runs[:1], ["a"], {}, 1)
 
 
