@@ -1,10 +1,11 @@
-"""The errors of the tool: four kinds, each with its exit code.
+"""The errors of the tool: four kinds, each with its exit code; and the log of its libraries.
 
 `cli.py` prints one to standard error without a traceback and exits with its code. Any other exception that
 escapes is a defect of the tool and keeps its traceback.
 """
 
 import difflib
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -16,6 +17,8 @@ MIN_SIMILARITY = 0.8
 # What installs everything but the extras; `requirements-ask.lock` is less.
 COMPLETE = "pip install -c requirements.lock ."
 NAMES = {"tensorflow": "TensorFlow", "keras": "Keras", "sklearn": "scikit-learn", "scipy": "SciPy"}
+logger = logging.getLogger("bert_cli")
+"""What `processes` prints: notes on standard output, warnings on standard error."""
 UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from bert_cli.errors import UNPRINTABLE, BertError, DataError, printable
+from bert_cli.errors import UNPRINTABLE, BertError, DataError, logger, printable
 
 if TYPE_CHECKING:  # slow imports, which `bert --help` does not need
     from multiprocessing.connection import Connection
@@ -203,10 +203,9 @@ class _Log(logging.Handler):
         write(record.getMessage())
 
 
-_LOGGER = logging.getLogger("bert_cli")
-_LOGGER.setLevel(logging.INFO)
-_LOGGER.propagate = False  # --log-level is for the libraries of others
-_LOGGER.addHandler(_Log())
+logger.setLevel(logging.INFO)
+logger.propagate = False  # --log-level is for the libraries of others
+logger.addHandler(_Log())
 
 
 def answer_lines(answer: Callable[[bytes], str]) -> None:

@@ -5,7 +5,6 @@ The model's folder is described for sentence-transformers, which opens it. Retri
 """
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.label_cells import label_of, number_of
 from bert_cli.data.tokens.notation import COPY_AGAIN
 from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
-from bert_cli.errors import CheckpointError, DataError
+from bert_cli.errors import CheckpointError, DataError, logger
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, read_json
 from bert_cli.statistics import Examples, Sample, identify, linked, plain, sample_of
 
@@ -36,7 +35,6 @@ KINDS = ("Transformer", "Pooling", "Normalize")
 APPLIED: Mapping[str, Sequence[JSON]] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
 BLOCK_SCORES = 1 << 26  # scores of queries and documents that are computed at once, 0.3 GB
 DEPTHS = (10, 100)  # of the recall; nDCG uses the first
-logger = logging.getLogger(__name__)
 
 
 # --- files of texts

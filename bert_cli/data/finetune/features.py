@@ -5,7 +5,6 @@ Shapes: n examples, T tokens of all examples, B examples of a batch, S sequence 
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from bert_cli.data.io.arrays import read_arrays, write_arrays
 from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.sentence_pairs import truncated_lengths
 from bert_cli.data.tokens.tokenizer import TextTokenizer
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, logger
 from bert_cli.files import JSONObject, atomic_file, report_failure
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
@@ -26,7 +25,6 @@ CACHE_FORMAT = 4  # increase it when features are built differently
 ENCODED_AT_ONCE = 5_000  # texts; the results of the library take about 100 bytes a token
 
 Arrays = Mapping[str, Array]
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

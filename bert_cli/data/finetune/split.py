@@ -3,7 +3,6 @@
 Texts that differ only in case and white space are equal. Rows with a text in common are a group, which is on one side.
 """
 
-import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,12 +12,11 @@ import numpy as np
 from bert_cli.arrays import Bools, Ints
 from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.random import permute
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, logger
 from bert_cli.statistics import identify, linked_texts, plain
 from bert_cli.text import count
 
 Rows = Sequence[Sequence[str]]  # the texts of each row
-logger = logging.getLogger(__name__)
 
 
 def hold_out(

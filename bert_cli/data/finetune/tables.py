@@ -4,7 +4,6 @@ A line ends at a line feed only, because real text contains U+2028, U+0085 and f
 """
 
 import io
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from bert_cli.data.finetune.label_cells import (
 from bert_cli.data.io import files
 from bert_cli.data.io.files import Part, check_encoding
 from bert_cli.data.io.rows import MOST_FAULTS, Rows, rows, text_of
-from bert_cli.errors import DataError, combine, nearest
+from bert_cli.errors import DataError, combine, logger, nearest
 from bert_cli.files import report_failure, write_output
 from bert_cli.statistics import Examples, Sample, identify, linked_texts, plain, sample_of
 from bert_cli.text import count
@@ -44,7 +43,6 @@ SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 MOST_NAMED = 5  # contradictions that a warning names
 # Texts times labels, where a text may have several. A cell takes 1 byte, and 16 bytes where its text is scored.
 MOST_CELLS = 10**9
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from bert_cli.data.io.conversion import text_of
-from bert_cli.data.io.manifest import Shard
 from bert_cli.errors import DataError, import_extra
 
 Format = Literal[
@@ -121,9 +120,6 @@ class Part:
     first_line: int = 1  # its number, where errors in a range need it
     margins: tuple[int, ...] | None = None  # its lines are joined; without columns by their length
     fault: str = ""  # of its lines, which nothing can join
-
-
-Outputs = list[tuple[Path, list[Part]]]  # each with the parts that it is made of
 
 
 # --- format of a file
@@ -448,10 +444,3 @@ def bundle(parts: Sequence[Part], size: float) -> list[list[Part]]:
         bundles[-1].append(part)
         total += text_bytes(part)
     return bundles
-
-
-def shard_of(output: Path, parts: Sequence[Part], **arguments: object) -> Shard:
-    """Return the shard that makes `output` from `parts`; its function gets `parts` and `arguments`."""
-    inputs = tuple(dict.fromkeys(part.path for part in parts))
-    size = sum(part.size for part in parts)
-    return Shard(inputs, output, {"parts": list(parts), **arguments}, size)

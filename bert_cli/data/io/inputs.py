@@ -4,7 +4,6 @@ Hidden files and folders belong to programs and are not read, a file with severa
 folder must not be among the files that are searched.
 """
 
-import logging
 import math
 import re
 from collections import Counter
@@ -19,7 +18,7 @@ from bert_cli.data.io.documents import marked_lines, recognise_lines, sample_of
 from bert_cli.data.io.files import DOCUMENTS, Part, Reading, format_by_name, recognise
 from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
 from bert_cli.data.io.wrapping import CUT, MISSING, NUMBERED, TWO_COLUMNS
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, logger
 from bert_cli.files import is_utf8, report_failure
 from bert_cli.text import count
 
@@ -40,7 +39,6 @@ SAMPLED_FILES = 16
 SAMPLED_BYTES = 1 << 18
 """Read before the work to estimate the documents per file."""
 MANY_DOCUMENTS = 4  # per file of plain text: they may be paragraphs
-logger = logging.getLogger(__name__)
 
 
 class Sentences(NamedTuple):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from bert_cli import disk, files
+from bert_cli.data.io.files import Part
 from bert_cli.errors import DataError
 from bert_cli.files import JSON, InnerPath, JSONObject
 from bert_cli.versions import package_versions
@@ -68,6 +69,12 @@ class Shard:
     def size(self) -> int:
         """Return the shard's part of the progress bar."""
         return disk.size_of(self.inputs) if self.weight is None else self.weight
+
+
+def shard_of(output: Path, parts: Sequence[Part]) -> Shard:
+    """Return the shard that makes `output` from `parts`, which its function gets."""
+    inputs = tuple(dict.fromkeys(part.path for part in parts))
+    return Shard(inputs, output, {"parts": list(parts)}, sum(part.size for part in parts))
 
 
 class Work(NamedTuple):

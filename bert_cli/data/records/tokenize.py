@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from bert_cli.arrays import Ints64
 from bert_cli.data.io.documents import sentence_blocks
-from bert_cli.data.io.files import Outputs, Part, Reading, split_part, text_bytes
+from bert_cli.data.io.files import Part, Reading, split_part, text_bytes
 from bert_cli.data.io.inputs import Sentences
-from bert_cli.data.io.manifest import Stats
+from bert_cli.data.io.manifest import Shard, Stats, shard_of
 from bert_cli.data.random import Keys, row_keys
 from bert_cli.data.records import formats, sentence_pairs
 from bert_cli.data.records.formats import DynamicRecords
@@ -91,8 +91,8 @@ def bytes_written(text: Sentences, recipe: Recipe, vocab_size: int) -> int:
 # --- groups of files
 
 
-def plan_groups(text: Sentences, *, pairs: bool = True) -> tuple[Outputs, list[str]]:
-    """Return the record files with the input files of each, in order, and notes for the user.
+def plan_groups(text: Sentences, *, pairs: bool = True) -> tuple[list[Shard], list[str]]:
+    """Return the shards, each of which makes a file of records, and notes for the user.
 
     A group has one file, or a range of it. The last file of a dump often has a single article, which cannot make pairs:
     where the manifest of the input says so, it joins the group before it. Raises DataError for any other group of one
@@ -110,14 +110,14 @@ def plan_groups(text: Sentences, *, pairs: bool = True) -> tuple[Outputs, list[s
         if is_complete and all(part.path in counted for part in group):
             _check_documents(sum(counted[part.path] for part in group), group)
     digits = max(3, len(str(len(groups) - 1)))  # so that the names sort in the order of the groups
-    outputs = [(Path(f"wiki_{n:0{digits}d}.tfrecord"), group) for n, group in enumerate(groups)]
+    shards = [shard_of(Path(f"wiki_{n:0{digits}d}.tfrecord"), g) for n, g in enumerate(groups)]
     notes = list(text.notes)
     if joins:
         notes.append(
             f"{_span(last)}: has fewer than two documents, too few for sentence pairs, so it was "
-            f"joined to the group before it, {outputs[-1][0]}"
+            f"joined to the group before it, {shards[-1].output}"
         )
-    return outputs, notes
+    return shards, notes
 
 
 def _check_documents(number: int, parts: Sequence[Part]) -> None:

@@ -3,9 +3,9 @@
 from functools import partial
 
 from bert_cli.config.data import PreprocessSettings
-from bert_cli.data.io.files import Reading, shard_of, text_bytes
+from bert_cli.data.io.files import Reading, text_bytes
 from bert_cli.data.io.inputs import open_text
-from bert_cli.data.io.manifest import Step
+from bert_cli.data.io.manifest import Step, shard_of
 from bert_cli.data.text import preprocess
 from bert_cli.data.workers.runner import Workers, run_shards
 from bert_cli.files import JSONObject
@@ -29,11 +29,11 @@ def run(settings: PreprocessSettings) -> None:
         remedy="--line-breaks keep splits at each line",
     )
     outputs = preprocess.plan_outputs(settings.input, parts, reading)
+    shards = [shard_of(path, group) for path, group in outputs]
     splitter = settings.sentence_splitter
     language = settings.language
     notes += preprocess.check_splitter(splitter, language)
     workers = Workers(settings.processes, settings.scheduler)
-    shards = [shard_of(path, group) for path, group in outputs]
     threshold = settings.near_duplicates
     if settings.deduplicate or threshold is not None:
         from bert_cli.data.text.duplicates import mark_duplicates  # NumPy: a fifth of a start

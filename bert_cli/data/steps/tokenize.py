@@ -4,7 +4,6 @@ from functools import partial
 from typing import Literal
 
 from bert_cli.config.data import TokenizeSettings
-from bert_cli.data.io.files import shard_of
 from bert_cli.data.io.inputs import open_sentences
 from bert_cli.data.io.manifest import Step
 from bert_cli.data.records import tokenize
@@ -38,7 +37,7 @@ def run(settings: TokenizeSettings) -> None:
     )
     values |= {"duplication_factor": recipe.copies, **vocabulary.normalization.changes()}
     text = open_sentences(settings.input, settings.out)
-    groups, notes = tokenize.plan_groups(text, pairs=settings.nsp)
+    shards, notes = tokenize.plan_groups(text, pairs=settings.nsp)
     step = Step(
         "tokenize",
         settings.out,
@@ -48,7 +47,6 @@ def run(settings: TokenizeSettings) -> None:
         expected_bytes=tokenize.bytes_written(text, recipe, len(vocabulary.pieces)),
     )
     workers = Workers(settings.processes, settings.scheduler)
-    shards = [shard_of(output, group) for output, group in groups]
     convert = partial(tokenize.convert, recipe=recipe)
     manifest = run_shards(step, shards, convert, workers, notes=notes)
     vocabulary.save(step.out)

@@ -4,9 +4,8 @@ from functools import partial
 from pathlib import Path
 
 from bert_cli.config.data import VocabSettings
-from bert_cli.data.io.files import shard_of
 from bert_cli.data.io.inputs import LeftOut, open_sentences
-from bert_cli.data.io.manifest import Step
+from bert_cli.data.io.manifest import Step, shard_of
 from bert_cli.data.tokens import vocab
 from bert_cli.data.tokens.notation import BYTE_LEVEL, WORDPIECE
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, Normalization

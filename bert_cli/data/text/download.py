@@ -6,7 +6,6 @@ that does not continue it, such as the login page of a network, is refused.
 
 import filecmp
 import hashlib
-import logging
 import os
 import re
 import time
@@ -20,7 +19,7 @@ from bert_cli import __version__
 from bert_cli.data.io import manifest
 from bert_cli.data.io.manifest import Stats, Step
 from bert_cli.data.workers.runner import plan_disk_space, summary
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, logger
 from bert_cli.files import JSON, JSONObject, name_path, write_atomically
 from bert_cli.progress import Progress
 
@@ -38,7 +37,6 @@ CONNECT_SECONDS = 30.0
 HASH_BLOCK = 1 << 22
 
 Result = TypeVar("Result")
-logger = logging.getLogger(__name__)
 
 
 class ConnectionLostError(Exception):

@@ -4,7 +4,6 @@ The processes that convert a dump of many bzip2 streams also unpack it; any othe
 process. A program gets each chunk as a small dump, and its output is searched for all pages of the chunk.
 """
 
-import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +17,12 @@ from bert_cli.data.io.manifest import Shard, Stats
 from bert_cli.data.text.wikipedia import DAMAGED, TITLE, WIKITEXT, Chunk, Dump
 from bert_cli.data.text.wikitext import PAGE_ID, Site, document, site_of
 from bert_cli.data.workers.program import DOC, run_program
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, logger
 
 CHUNK_BYTES = 16_000_000  # of XML per output file: the unit of restart and of parallel work
 PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them
 TEXT_PER_BYTE = 0.24  # bytes of text for a byte of XML, as in docs/wikipedia.md
 PAGES_NAMED = 3  # in a note about lost pages
-
-logger = logging.getLogger(__name__)
 
 
 def check_damage(counts: Stats, path: Path, out: Path, is_kept: bool) -> None:

@@ -7,7 +7,6 @@ stop of Japanese.
 """
 
 import json
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from bert_cli.data.io import files
 from bert_cli.data.io.documents import HEADING, Kind, marked_lines
 from bert_cli.data.io.inputs import find_root
 from bert_cli.data.io.manifest import Stats
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, logger
 
 SHARD_BYTES = 16_000_000  # of a large file, or of small files together: some seconds of work
 BYTES_WRITTEN = 1.0  # per byte of text: 0.995 for 10 MB of English articles
@@ -42,12 +41,11 @@ NUMBER = re.compile(
 PACKAGES = {"punkt": ["nltk"], "sentencex": ["sentencex"], "lines": []}
 """Splitter -> the packages whose versions change its sentences."""
 Split = Callable[[str], list[str]]
-logger = logging.getLogger(__name__)
 
 
 def plan_outputs(
     source: Path, parts: Sequence[files.Part], reading: files.Reading
-) -> files.Outputs:
+) -> list[tuple[Path, list[files.Part]]]:
     """Return the outputs, each with its parts.
 
     The files of `bert extract` keep their names, one output each. Any other text becomes

@@ -5,7 +5,6 @@ pieces show it.
 """
 
 import json
-import logging
 import re
 import unicodedata
 from collections import Counter
@@ -24,7 +23,7 @@ from bert_cli.data.tokens import hub, tokenizer
 from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.notation import BYTE_LEVEL, COPY_AGAIN, TOKENIZER_FILE
 from bert_cli.data.tokens.tokenizer import Normalization, Vocabulary
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, logger
 from bert_cli.files import JSONObject, read_json, verify_checkpoint
 from bert_cli.text import count
 
@@ -38,7 +37,6 @@ MIN_FREQUENCY = 2  # of a piece in the text
 MANY_STRIPPED = 0.02  # words that stripping accents changes; of dumps English 0.2 %, Bulgarian 2.1 %, Vietnamese 81 %
 CAPITALS = 0.05  # minimum fraction of pieces with a capital in a cased vocabulary; Google's has 0.3
 Texts = Callable[[], Iterable[str]]  # blocks of a text that is read several times
-logger = logging.getLogger(__name__)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from bert_cli.data.io.manifest import Convert, Results, Shard, Stats, Work, make_shard
-from bert_cli.errors import ConfigError, DataError, import_extra
+from bert_cli.errors import ConfigError, DataError, import_extra, logger
 from bert_cli.files import JSONObject, read_json
 from bert_cli.versions import package_versions
 
@@ -27,7 +27,6 @@ CONNECT_SECONDS = 30
 DISCONNECT_SECONDS = 2.0
 SECONDS_TO_APPEAR = 5.0  # a network file system may show the files of another machine late
 SHARED_FOLDERS = "use a file system that all machines share under the same path"
-logger = logging.getLogger(__name__)
 
 
 def run_on_cluster(

@@ -7,7 +7,6 @@ skips what is complete and makes the rest again.
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 import time
@@ -37,14 +36,13 @@ from bert_cli.data.io.manifest import (
 from bert_cli.data.workers.dask_backend import run_on_cluster
 from bert_cli.data.workers.pool import run_in_processes
 from bert_cli.disk import existing, free_bytes
-from bert_cli.errors import DataError
+from bert_cli.errors import DataError, logger
 from bert_cli.files import JSON, InnerPath, JSONObject, name_path
 from bert_cli.progress import Progress
 from bert_cli.text import count, format_bytes
 from bert_cli.versions import package_versions
 
 NOTES_SHOWN = 5  # the manifest has all of them
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,6 +80,7 @@ class OutputFolder:
         self.settings: JSONObject = json.loads(json.dumps(step.settings))
         self.versions = package_versions(step.packages)
         self.markers: dict[str, Marker | None] = {}  # shards of this run in order; None: incomplete
+        self.skipped = 0  # of the shards, complete before this run
         shutil.rmtree(self.partial, ignore_errors=True)
         for path in (*self.done.rglob(".*.part"), *self.out.glob(f".{MANIFEST}.*.part")):
             path.unlink(missing_ok=True)  # of a killed run
@@ -119,6 +118,15 @@ class OutputFolder:
         inputs = folder / "in"
         inputs.mkdir(parents=True)
         return Work(shard, replace(shard, inputs=shard.prepare(inputs), prepare=None), folder)
+
+    def missing(self, shards: Iterable[Shard], bar: Progress) -> Iterator[Work]:
+        """Yield the shards that are not complete; the bar passes over the others."""
+        for shard in shards:
+            if self.is_complete(shard):
+                self.skipped += 1
+                bar.advance(shard.size())
+            else:
+                yield self.begin(shard)
 
     def is_complete(self, shard: Shard) -> bool:
         """Return whether a shard is complete. Raises DataError if it was made from other inputs."""
@@ -169,6 +177,11 @@ class OutputFolder:
         files.write_json_atomically(path, marker.model_dump(mode="json"))
         # A cluster's worker that was given up may still write into it.
         shutil.rmtree(work.folder, ignore_errors=True)
+
+    def counts_of_shards(self) -> list[JSON]:
+        """Return the counts of each shard of this run, in their order."""
+        markers = (marker for marker in self.markers.values() if marker)
+        return [{"output": marker.output, **marker.stats.counts()} for marker in markers]
 
     def total(self, notes: Sequence[str]) -> Stats:
         """Return the total counts of this run's shards, all complete. Raises DataError for none, or other inputs."""
@@ -251,59 +264,42 @@ def run_shards(
     if isinstance(shards, Sequence) and total is None:
         total = sum(shard.size() for shard in shards)
     started = time.monotonic()
-    fresh = Stats()
-    made = skipped = 0
+    made = bytes_read = 0
     with open_output(step) as output:
         bytes_left = _report_plan(output, shards)
-
-        def missing() -> Iterator[Work]:
-            nonlocal skipped
-            for shard in shards:
-                if output.is_complete(shard):
-                    skipped += 1
-                    bar.advance(shard.size())
-                else:
-                    yield output.begin(shard)
-
         try:
-            results = _make(output, missing(), convert, workers)
-            with closing(results), Progress(step.name, total) as bar:
-                for work, stats in results:
-                    output.commit(work, stats)
-                    bytes_left -= stats.bytes_out
-                    fresh += stats
-                    made += 1
-                    bar.advance(work.shard.size())
+            with Progress(step.name, total) as bar:
+                works = output.missing(shards, bar)
+                with closing(_make(output, works, convert, workers)) as results:
+                    for work, stats in results:
+                        output.commit(work, stats)
+                        made += 1
+                        bytes_read += stats.bytes_in
+                        bytes_left -= stats.bytes_out
+                        bar.advance(work.shard.size())
         except OSError as error:
             shutil.rmtree(output.partial, ignore_errors=True)  # before the free space is measured
             with name_path(output.out, bytes_left):
                 raise error
         except KeyboardInterrupt:
-            finished = made + skipped
+            finished = made + output.skipped
             message = f"interrupted, {finished} shards are finished; the same command continues"
             logger.warning(f"{step.name}: {message}")
             raise SystemExit(130) from None
         seconds = time.monotonic() - started
         counts = output.total(notes)
         check(counts)
-        if fresh == Stats() and (output.out / MANIFEST).exists():
-            # Its times stay the times of the run that did the work.
+        path = output.out / MANIFEST
+        if made or not path.exists():
+            processes = workers.processes if workers.scheduler is None else None
+            values = {"bytes_in_this_run": bytes_read, "processes": processes}
+            rows = output.counts_of_shards()
+            record = write_manifest(path, step, counts, seconds, bytes_read, rows, **values)
+        else:  # its times stay the times of the run that did the work
             record = read_manifest(output.out)
-        else:
-            marks = ((name, mark) for name, mark in output.markers.items() if mark)
-            record = write_manifest(
-                output.out / MANIFEST,
-                step,
-                counts,
-                seconds,
-                fresh.bytes_in,
-                bytes_in_this_run=fresh.bytes_in,
-                processes=workers.processes if workers.scheduler is None else None,
-                shards=[{"output": name, **mark.stats.counts()} for name, mark in marks],
-            )
     _report_notes(step, record["notes"])
-    before = f"{skipped} of {made + skipped}" if skipped else ""
-    logger.info(summary(step.name, counts, seconds, fresh.bytes_in, before))
+    before = f"{output.skipped} of {made + output.skipped}" if output.skipped else ""
+    logger.info(summary(step.name, counts, seconds, bytes_read, before))
     return record
 
 

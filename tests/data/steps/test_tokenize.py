@@ -90,7 +90,7 @@ def planned_groups(source):
 
 
 def names(planned):
-    return [[part.path.name for part in parts] for _, parts in planned]
+    return [[part.path.name for part in shard.arguments["parts"]] for shard in planned]
 
 
 def write_manifest(folder, counts):
@@ -167,10 +167,11 @@ def test_a_large_file_becomes_several_groups_whose_names_sort_in_their_order(tmp
     expected = documents(1500, most=2)
     (tmp_path / "a").write_text("\n\n".join("\n".join(lines) for lines in expected))
     planned, notes = planned_groups(tmp_path / "a")
-    outputs = [output.name for output, _ in planned]
+    outputs = [shard.output.name for shard in planned]
     assert len(outputs) > 1000 and notes == [] and sorted(outputs) == outputs
     assert outputs[0] == "wiki_0000.tfrecord"
-    found = [document for _, parts in planned for document in documents_of(parts)]
+    parts = [part for shard in planned for part in shard.arguments["parts"]]
+    found = documents_of(parts)
     assert found == expected
 
 
