@@ -24,7 +24,6 @@ def load(
     if engine not in ("tensorflow", "jax", None):
         raise ConfigError(f"engine ({engine})", "is not known", "use 'tensorflow' or 'jax'")
     os.environ.setdefault("KERAS_BACKEND", engine or "tensorflow")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from bert_cli.processes import quiet_imports
 
     with quiet_imports():

@@ -32,7 +32,6 @@ except ImportError:
     sys.exit(DeviceError.exit_code)
 
 from bert_cli.processes import (
-    NO_LOGS,
     STOP_SIGNALS,
     open_streams,
     print_error,
@@ -193,8 +192,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.disable()  # until the code is loaded: objects of modules stay, and searching them takes a tenth of the start
     open_streams()
     set_result(True)
-    # TensorFlow's log messages bury the output of a run; its errors are exceptions too.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", NO_LOGS)
     # It would look for plugins in all installed packages, a tenth of a start.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     words = sys.argv[1:] if arguments is None else arguments

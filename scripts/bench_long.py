@@ -27,6 +27,7 @@ from turns import first_cores, in_a_process
 from bert_cli.tasks.look.machine import resident_bytes
 
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as `bert` does
 os.environ |= {"CUDA_VISIBLE_DEVICES": "-1"}
 SIDES = ("ours", "sdpa", "eager")
 VOCABULARY = 4096

@@ -35,6 +35,7 @@ from turns import Pairs, first_cores, in_a_process, run_alternately
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as `bert` does
 # The settings of bert_cli/parallel/devices.py. PyTorch gains 2 % by them.
 os.environ["MALLOC_MMAP_MAX_"] = "0"
 os.environ["MALLOC_TRIM_THRESHOLD_"] = str(2**31 - 1)

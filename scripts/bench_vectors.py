@@ -28,6 +28,7 @@ from turns import Pairs, first_cores, in_a_process, run_alternately
 
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TOKENIZERS_PARALLELISM": "false"}
 os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow"}
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as `bert` does
 LENGTH = 64
 """Maximum length of a text in training, in tokens."""
 

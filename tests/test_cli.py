@@ -188,6 +188,17 @@ def test_ctrl_c_promises_that_the_command_continues_only_where_it_does(
     assert printed == "bert: interrupted" + "; the same command continues" * continues
 
 
+def test_tensorflow_starts_with_onednn_unless_the_environment_turns_it_off():
+    program = (
+        "from bert_cli.processes import quiet_imports\nwith quiet_imports():\n"
+        "    from tensorflow.python.util._pywrap_util_port import IsMklEnabled\nprint(IsMklEnabled())"
+    )
+    unset = {name: value for name, value in os.environ.items() if "ONEDNN" not in name}
+    for variables, printed in (({}, "True\n"), ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "False\n")):
+        words = [sys.executable, "-c", program]
+        assert subprocess.check_output(words, text=True, env=unset | variables) == printed
+
+
 def test_a_log_level_is_before_or_after_the_command(monkeypatch, bert, capsys):
     for words in ("--log-level warning index --help", "index --log-level=warning --help"):
         monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")

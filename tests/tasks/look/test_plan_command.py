@@ -1,6 +1,5 @@
 """`bert plan`: its output, and its estimate compared with the peak memory of runs."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -111,9 +110,7 @@ LAYOUTS: dict[str, dict[str, object]] = {
 
 def peak(flags: dict[str, object]) -> int:
     command = [sys.executable, "-c", RUN, "pretrain", "--dry-run", *flags_of(flags)]
-    # TensorFlow leaves oneDNN off where the processor has no AVX-512; its other products take up to 1.4 times as much.
-    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return 1024 * int(done.stdout.splitlines()[-1])
 
