@@ -90,10 +90,11 @@ class TextExamples:
 
 
 def open_file(path: Path) -> Part:
-    """Return a person's file. Raises DataError when it is missing, cannot be opened or is a spreadsheet."""
-    if path.suffix.lower() in SPREADSHEETS and path.is_file():
-        remedy = "save it as CSV with UTF-8, and use that file"
-        raise DataError(str(path), "is a spreadsheet, not text", remedy)
+    """Return a person's file. Raises DataError if it is missing, cannot be opened, or is a sheet or a document."""
+    is_sheet = path.suffix.lower() in SPREADSHEETS
+    if (is_sheet or files.format_by_name(path) in files.DOCUMENTS) and path.is_file():
+        problem = f"is a {'spreadsheet' if is_sheet else 'document'}, not text"
+        raise DataError(str(path), problem, "save it as CSV with UTF-8, and use that file")
     with report_failure(str(path), "read", "check the path and the file"):
         if path.exists():
             return files.part_of(path)

@@ -117,7 +117,7 @@ def _after_front_matter(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
     mark = head[0].strip()
     for line in islice(lines, MOST_ENTRIES if mark in ("---", "+++") else 0):
         head.append(line)
-        if line.strip() == mark:
+        if line.strip() in (mark, "..."):
             return title, lines
         if not ENTRY.match(line):
             break

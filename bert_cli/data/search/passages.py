@@ -28,7 +28,7 @@ LONGEST_HEADING = 80  # characters
 MOST_HEADINGS = 2  # in a row; more are a list or verse
 FINAL = re.compile(r"[.!?;,…。！？；，][\"'”’»」』)\]*_]*$")
 TITLE_LINES = 20  # at the beginning of a document
-NAMED_TITLE = re.compile(r"(?:#\+title:|\\title\{)\s*(.*?)\}?\s*", re.IGNORECASE)
+NAMED_TITLE = re.compile(r"(?:#\+title:|\\title\{|= )\s*(.*?)[}=]?\s*", re.IGNORECASE)
 # Lines for programs in Org, TeX, reST, roff and scripts; then comments, images and badges.
 NO_TITLE = re.compile(r"#\+|#!|\\|<\?|%|:\w|\.\. |\.\\")
 UNSEEN = re.compile(r"<!--.*?-->|\[?!\[[^]]*\]\([^)]*\)(?:\]\([^)]*\))?", re.DOTALL)

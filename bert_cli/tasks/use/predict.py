@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.glue import TASKS
-from bert_cli.data.io.files import TABLES, format_by_name
+from bert_cli.data.io.files import JSON_OBJECT, TABLES, format_by_name
 from bert_cli.data.io.rows import Rows, check_columns, check_text, json_rows, listed
 from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
@@ -205,6 +205,9 @@ def read_inputs(
     if "text" not in task_class.FIELDS:
         yield from _of_rows(json_rows(lines, where), {}, task_class, task, "")
         return
+    if JSON_OBJECT.match(lines[0]):
+        remedy = "pass a file with the suffix .jsonl as --input"
+        raise DataError(f"{where} (line 1)", "is a JSON object, not a text", remedy)
     if wrapped_width("\n".join(lines[:LINES_JUDGED])):
         problem = "its lines end within sentences, but each line is read as one text"
         remedy = "write each text on one line, or as JSON lines with the key text"

@@ -172,6 +172,8 @@ REFUSED = [
     ("a.csv", 'text,label\n"a\nb",1\nc,d,e\n', r"\(line 4, row 3\): has 3 cells for 2 columns"),
     ("a.csv", 'text,label\na,1\n"b\nc,1\nd,0\n', r"\(line 3\): is not CSV"),
     ("a.csv", "text,label\n", "contains no rows"),
+    ("a.csv", "text,label\na,1\ntext,label\nb,0\n", r"\(line 3\): repeats the names of the columns"),
+    ("a.pdf", "%PDF-1.4", "is a document, not text; save it as CSV"),
     ("a.csv", "text,label\na,1\nb,1\n", r"\(label\): has one label, '1'"),
     *(("a.csv", f"text,label\na,1\nb,{word}\nc,2\n", r"\(line 3\): 'label' is empty or not a label")
       for word in ("nan", "NaN", "", "  ", "<NA>", "#N/A")),

@@ -141,6 +141,8 @@ def test_data_in_base64_is_in_no_passage_and_is_counted():
         ("=====\nRules\n=====\nClean it.", "Rules"),
         ("<!-- a\nlong comment -->\n# Clean it.", "Clean it."),
         ("#+AUTHOR: A\n#+TITLE: Tides\n* Clean it.", "Tides"),
+        ("---\ntitle: Oil\n...\nClean it.", "Oil"),
+        ("= Rope\n:toc:\nClean it.", "Rope"),
         ("\\documentclass{article}\n\\title{Anchors}\nClean it.", "Anchors"),
         ("[![Build](a.svg)](b) ![](c)\n<h1 align='center'>Ship</h1>\nClean it.", "Ship"),
         (".. image:: x.png\n:tags: y\nClean it.", "Clean it."),

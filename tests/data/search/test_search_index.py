@@ -402,7 +402,10 @@ def test_a_document_is_read_around_a_passage(index):
 def test_an_answer_has_two_passages_of_a_document_and_equal_texts_once(index):
     texts = [f"Coffee from volcano {n}." for n in range(4)]
     with write_index(index.path) as other, other.changing():
-        for name, extra in (("long", texts), ("copied", [texts[0], "A volcano."])):
+        for name, extra in (
+            ("long", texts),
+            ("copied", [texts[0].replace(" ", "  "), "A volcano."]),
+        ):
             passages = [Passage(n, n + 1, text) for n, text in enumerate(extra)]
             other.add(other.add_file(f"/{name}", name, ""), Document(name, []), passages)
     hits = index.ask("coffee volcano", 4)
