@@ -31,12 +31,11 @@ CREATE TABLE documents(
 CREATE TABLE passages(
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- no number is used again
     document INTEGER REFERENCES documents {GONE}, pages TEXT, start INTEGER, stop INTEGER,
-    title TEXT, text TEXT, hash INTEGER);
+    title TEXT, text TEXT, hash INTEGER, size INTEGER);  -- in words, with the title
 CREATE TABLE vectors(  -- of equal texts once
     id INTEGER PRIMARY KEY, hash INTEGER UNIQUE, value BLOB, tokens BLOB);
-CREATE TABLE blocks(id INTEGER PRIMARY KEY, sizes BLOB);
 CREATE TABLE postings(
-    block INTEGER REFERENCES blocks {GONE}, term TEXT, value BLOB, places BLOB, PRIMARY KEY(block, term)) WITHOUT ROWID;
+    block INTEGER, term TEXT, value BLOB, places BLOB, PRIMARY KEY(block, term)) WITHOUT ROWID;
 CREATE INDEX documents_of_files ON documents(file, hash);
 CREATE INDEX passages_of_documents ON passages(document);
 CREATE INDEX passages_of_texts ON passages(hash);

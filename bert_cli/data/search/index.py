@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bert_cli.arrays import Bools, Floats32, Ints16, Ints64
+from bert_cli.arrays import Bools, Floats32, Ints16
 from bert_cli.data.search import late, words
 from bert_cli.data.search.database import (
     AGAIN,
@@ -28,7 +28,7 @@ from bert_cli.data.search.database import (
     report_damage,
 )
 from bert_cli.data.search.late import NO_MEANING, NO_TOKENS, Meaning, Vectors
-from bert_cli.data.search.lexical import Lexical, texts_of
+from bert_cli.data.search.lexical import Lexical, column_of
 from bert_cli.data.search.passages import Document, Hit, Passage, page_of, pages_of
 from bert_cli.data.search.postings import write_postings
 from bert_cli.data.search.ranking import best_of, combined, once, reranked
@@ -76,7 +76,7 @@ class Index:
         self._version = -1  # of the data in memory
         self._has_vectors = False
         self._weights: str | None = None  # of the stored vectors
-        self._numbers = self._documents = self._hashes = np.zeros(0, np.int64)  # [N]
+        self._numbers = self._documents = self._hashes = self._sizes = np.zeros(0, np.int64)  # [N]
         self._repeats = self._numbers  # positions of the texts that several passages have
         self._vectors: Ints16 | None = None  # [V, D]
         self._texts = np.zeros(0, np.int64)  # [N] row of each passage's vector
@@ -152,8 +152,11 @@ class Index:
         if version == self._version:
             return
         self.verify()
-        rows = self.table.execute("SELECT id, document, hash FROM passages ORDER BY id").fetchall()
-        self._numbers, self._documents, self._hashes = np.array(rows, np.int64).reshape(-1, 3).T
+        rows = self.table.execute(
+            "SELECT id, document, hash, size FROM passages ORDER BY id"
+        ).fetchall()
+        columns = np.array(rows, np.int64).reshape(-1, 4).T
+        self._numbers, self._documents, self._hashes, self._sizes = columns
         _, places, counts = np.unique(self._hashes, return_inverse=True, return_counts=True)
         self._repeats = np.flatnonzero(counts[places] > 1)
         self._vectors = None
@@ -192,7 +195,8 @@ class Index:
         if fault != "ok" or not all(hash_of(text) == number for text, number in rows):
             raise DataError(str(self.path), f"is damaged ({fault})", AGAIN)
         with self.changing():
-            self.table.execute("DELETE FROM blocks")
+            self.table.execute("DELETE FROM postings")
+            self.record(stored=0)
             self.store_postings()
 
     def seal(self) -> None:
@@ -240,8 +244,9 @@ class Index:
                 title,
                 text,
                 hash_of(text),
+                sum(len(words.all_words_of(field)) for field in (title, text)),
             )
-            self._add("passages(document, pages, start, stop, title, text, hash)", *row)
+            self._add("passages(document, pages, start, stop, title, text, hash, size)", *row)
 
     def _add(self, columns: str, *row: object) -> int:
         marks = ", ".join("?" * len(row))
@@ -254,7 +259,7 @@ class Index:
 
     def texts(self, numbers: Sequence[int]) -> list[str]:
         """Return the texts of passages."""
-        return texts_of(self.table, numbers)
+        return column_of(self.table, numbers, "text")
 
     def add_vectors(self, numbers: Sequence[int], vectors: Vectors) -> None:
         """Add the vectors of the texts of passages."""
@@ -339,17 +344,11 @@ class Index:
                 best = best[scores[best] > -np.inf]
                 unknown = best[np.isnan(similarity[best])]
                 if len(unknown):
-                    stored = self._tokens_of(unknown)
+                    stored = column_of(self.table, self._numbers[unknown].tolist(), "tokens")
                     similarity[unknown] = late.similarities(meaning.tokens, stored)
                 scores[best] = reranked(scores[best], similarity[best], 1.0)
             scores[self._repeats] = once(scores[self._repeats], self._hashes[self._repeats])
             yield scores
-
-    def _tokens_of(self, positions: Ints64) -> list[bytes]:
-        joined = "json_each(?) AS asked JOIN passages ON passages.id = asked.value"
-        query = f"SELECT tokens FROM {joined} JOIN vectors USING (hash) ORDER BY key"
-        numbers = json.dumps(self._numbers[positions].tolist())
-        return [tokens for (tokens,) in self.table.execute(query, [numbers])]
 
     @property
     def weight(self) -> float:
@@ -360,7 +359,7 @@ class Index:
     @property
     def lexical(self) -> Lexical:
         """Return the ranking by words."""
-        self._lexical = self._lexical or Lexical(self.table, self._numbers)
+        self._lexical = self._lexical or Lexical(self.table, self._numbers, self._sizes)
         return self._lexical
 
     def allowed(self, asked: words.Question) -> Bools:

@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +26,11 @@ NGRAM_WEIGHT = 2.0
 class Lexical:
     """The words of an index, as it is until it changes."""
 
-    def __init__(self, table: sqlite3.Connection, numbers: Ints64) -> None:
+    def __init__(self, table: sqlite3.Connection, numbers: Ints64, sizes: Ints64) -> None:
         self.table = table
         self._numbers = numbers
         self._postings = Postings(table, numbers)
-        self._lengths = self._postings.lengths / max(1.0, self._postings.lengths.mean())
+        self._lengths = sizes / max(1.0, sizes.mean())
         self.find = lru_cache(RECENT)(self._find)
         """Returns the positions of the passages that have a term, and its times in them [n]."""
 
@@ -65,14 +66,14 @@ class Lexical:
         answers = np.flatnonzero(scores)
         best = answers[best_of(scores[answers], RERANKED)]
         if len(best):
-            texts = texts_of(self.table, self._numbers[best].tolist())
+            texts = column_of(self.table, self._numbers[best].tolist(), "text")
             ngrams = ngram_scores(asked.text, texts)
             scores[best] = reranked(scores[best], ngrams, NGRAM_WEIGHT)
         return scores
 
 
-def texts_of(table: sqlite3.Connection, numbers: Sequence[int]) -> list[str]:
-    """Return the texts of passages."""
-    joined = "FROM json_each(?) AS asked JOIN passages ON passages.id = asked.value"
-    rows = table.execute(f"SELECT text {joined} ORDER BY key", [json.dumps([*numbers])])
-    return [text for (text,) in rows]
+def column_of(table: sqlite3.Connection, numbers: Sequence[int], column: str) -> list[Any]:
+    """Return a column of passages, or of their vectors."""
+    joined = "json_each(?) AS asked JOIN passages ON passages.id = asked.value"
+    query = f"SELECT {column} FROM {joined} LEFT JOIN vectors USING (hash) ORDER BY key"
+    return [value for (value,) in table.execute(query, [json.dumps([*numbers])])]

@@ -7,6 +7,7 @@ change the last block, or begin others.
 Shapes: N passages, n of them with a term.
 """
 
+import json
 import sqlite3
 from array import array
 from collections import defaultdict
@@ -16,7 +17,7 @@ from itertools import chain, count, groupby, pairwise
 
 import numpy as np
 
-from bert_cli.arrays import Floats32, Ints32, Ints64, UInts8
+from bert_cli.arrays import Floats32, Ints64, UInts8
 from bert_cli.data.search import words
 
 BLOCK = 1 << 14  # numbers of passages
@@ -29,44 +30,50 @@ NOWHERE = np.zeros(0, np.int64), np.zeros(0, np.uint8)
 
 def write_postings(table: sqlite3.Connection) -> None:
     """Write the blocks of new passages, and remove those whose passages are gone."""
-    last = table.execute("SELECT ifnull(max(id), 0) FROM blocks").fetchone()[0]
-    gone = f"id NOT IN (SELECT id / {BLOCK} FROM passages)"
-    table.execute(f"DELETE FROM blocks WHERE id = ? OR {gone}", [last])
-    for block, sizes, postings in _blocks_of(table, last):
-        used = np.trim_zeros(sizes, "b")
-        table.execute("INSERT INTO blocks VALUES (?, ?)", [block, bytes(used)])
+    last = stored_of(table) // BLOCK
+    gone = f"SELECT value FROM json_each(?) EXCEPT SELECT id / {BLOCK} FROM passages WHERE id < ?"
+    blocks = json.dumps([*range(last + 1)]), last * BLOCK
+    table.execute(f"DELETE FROM postings WHERE block IN ({gone})", blocks)
+    for block, postings in _blocks_of(table, last):
         rows = ((block, term, *values) for term, values in postings.items())
         table.executemany("INSERT INTO postings VALUES (?, ?, ?, ?)", rows)
+    table.execute("INSERT OR REPLACE INTO facts SELECT 'stored', max(id) FROM passages")
+
+
+def stored_of(table: sqlite3.Connection) -> int:
+    """Return the number of the last passage that has postings; 0 if none has."""
+    stored = table.execute("SELECT value FROM facts WHERE name = 'stored'").fetchone()
+    return (stored and stored[0]) or 0
 
 
 def _blocks_of(
     table: sqlite3.Connection, first: int
-) -> Iterator[tuple[int, Ints32, dict[str, tuple[bytes, bytes]]]]:
-    """Yield each block from the first of these, with the words of its passages [BLOCK] and the postings of its terms.
+) -> Iterator[tuple[int, dict[str, tuple[bytes, bytes]]]]:
+    """Yield each block from the first of these, with the postings of its terms.
 
     Postings are the offsets in the block (uint16 [n]) of passages and their term frequencies (uint8 [n]); then, for
     words, their places in each of these (uint8).
     """
-    query = "SELECT id, title, text FROM passages WHERE id >= ? ORDER BY id"
+    query = "SELECT id, size, title, text FROM passages WHERE id >= ? ORDER BY id"
     texts = table.execute(query, [first * BLOCK])
     for block, passages in groupby(texts, lambda row: row[0] // BLOCK):
-        sizes = np.zeros(BLOCK, np.int32)
+        owners: list[Ints64] = []
         codes_by_word: defaultdict[str, int] = defaultdict(count().__next__)
         codes = array("q")
         places = array("q")
-        for number, *fields in passages:
+        for number, size, *fields in passages:
+            owners.append(np.full(size, number % BLOCK))
             first = 0
             for field in fields:
                 parts = words.all_words_of(field)
                 codes.extend(map(codes_by_word.__getitem__, parts))
                 places.extend(range(first, first + len(parts)))
                 first += len(parts) + 1  # no phrase begins in a title and ends in the text
-                sizes[number % BLOCK] += len(parts)
         stored = np.array([*codes_by_word, *map(words.first_letters, codes_by_word)], np.str_)
         terms, term_of_word = np.unique(stored, return_inverse=True)
         of_words = np.frombuffer(codes, np.int64)
         both = term_of_word[np.concatenate([of_words, of_words + len(codes_by_word)])]
-        keys = both * BLOCK + np.tile(np.repeat(np.arange(BLOCK), sizes), 2)
+        keys = both * BLOCK + np.tile(np.concatenate(owners), 2)
         keys = np.sort(keys * PLACES + np.tile(np.frombuffer(places, np.int64) % PLACES, 2))
         starts = np.flatnonzero(np.diff(keys // PLACES, prepend=-1))
         ranks = np.arange(len(keys)) - np.repeat(starts, np.diff(starts, append=len(keys)))
@@ -82,7 +89,7 @@ def _blocks_of(
             in_order = b"" if term.endswith("*") else bytes(kept[starts[a] : starts[b]])
             postings[term] = bytes(offsets[a:b]) + bytes(times[a:b]), in_order
         postings.pop("", None)
-        yield block, sizes, postings
+        yield block, postings
 
 
 class Postings:
@@ -90,26 +97,19 @@ class Postings:
 
     def __init__(self, table: sqlite3.Connection, numbers: Ints64) -> None:
         self._table = table
-        lengths = np.zeros((numbers.max(initial=0) // BLOCK + 1, BLOCK), np.int32)
-        for block, sizes in table.execute("SELECT * FROM blocks WHERE id < ?", [len(lengths)]):
-            used = np.frombuffer(sizes, np.int32)
-            lengths[block, : len(used)] = used
-        unstored = numbers[lengths.flat[numbers] == 0]
-        self._stored = int(unstored[0]) // BLOCK if len(unstored) else len(lengths)  # blocks
-        self._made: dict[int, dict[str, tuple[bytes, bytes]]] = {}
-        for block, sizes, postings in _blocks_of(table, self._stored):
-            lengths[block] = sizes
-            self._made[block] = postings
-        self._positions = np.full(lengths.shape, -1)  # -1 is gone
+        stored = stored_of(table)
+        # A block with a passage that is not stored is made.
+        beyond = int(numbers[numbers > stored].min(initial=stored + BLOCK)) // BLOCK
+        self._made = dict(_blocks_of(table, beyond))
+        self._positions = np.full((numbers.max(initial=0) // BLOCK + 1, BLOCK), -1)  # -1 is gone
         self._positions.flat[numbers] = np.arange(len(numbers))
-        self.lengths = lengths.flat[numbers]
-        """Words of each passage [N]."""
+        self._stored = json.dumps([*range(min(beyond, len(self._positions)))])  # blocks
 
     def _rows(self, term: str) -> Iterator[tuple[Ints64, UInts8, bytes]]:
         """Yield the positions of passages with a term in each block, its times in them [n], and its places."""
-        joined = "blocks CROSS JOIN postings ON block = id AND term = ? WHERE id < ?"
-        query = f"SELECT id, value, places FROM {joined}"
-        yielded = self._table.execute(query, [term, self._stored])
+        joined = "json_each(?) AS stored CROSS JOIN postings ON block = stored.value AND term = ?"
+        query = f"SELECT block, postings.value, places FROM {joined}"
+        yielded = self._table.execute(query, [self._stored, term])
         made = ((block, *made[term]) for block, made in self._made.items() if term in made)
         for block, value, places in chain(yielded, made):
             values = np.frombuffer(value, np.uint8)

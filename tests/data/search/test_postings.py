@@ -60,7 +60,7 @@ def test_words_are_scored_as_sqlite_does_after_any_changes(tmp_path, monkeypatch
         index = open_index(tmp_path / "index")
         check(index)
         used = index.count(f"(SELECT DISTINCT id / {block} FROM passages)")
-        assert index.count("blocks") == used
+        assert index.count("(SELECT DISTINCT block FROM postings)") == used
 
 
 def test_many_passages_have_postings_before_the_index_is_finished(tmp_path, monkeypatch):
@@ -70,7 +70,7 @@ def test_many_passages_have_postings_before_the_index_is_finished(tmp_path, monk
         for number, stored in ((1, False), (2, True)):
             with index.changing():
                 add(index, draw, f"/{number}")
-            assert bool(index.count("blocks")) == stored
+            assert bool(index.count("postings")) == stored
 
 
 def test_a_word_of_a_long_passage_counts_at_most_255_times_and_phrases_are_found(tmp_path):
