@@ -5,7 +5,8 @@
 
 A text is NAME=FILE of SQuAD's form (.json), where each paragraph is a document; NAME=FOLDER of manuals as `man` prints
 them, where the question is the description under NAME, which is left out of the text; or NAME=FILE of packages as
-Debian lists them (/var/lib/dpkg/status), where the question is the summary and the text is the description below it.
+Debian lists them (/var/lib/dpkg/status), where the question is the summary and the text is the description below it; or
+NAME=FOLDER in BEIR's form (corpus.jsonl, queries.jsonl, qrels/test.tsv).
 Beside `bert search`, and `bert search` with each signal left out, are pipelines of bm25s and sentence-transformers on
 the same passages, with and without the stemmer of NAME's language (English but for de, ru, tr and ar). Needs
 `bm25s` and `PyStemmer`.
@@ -74,20 +75,42 @@ def read_packages(path: Path, questions: int) -> Iterator[tuple[str, dict[str, s
             questions -= 1
 
 
+def read_beir(folder: Path, questions: int) -> Iterator[tuple[str, dict[str, str], list[str]]]:
+    """Yield the name, the row and the questions of each document of a folder in BEIR's form, as judged for tests."""
+    read = {}
+    for name in ("corpus", "queries"):
+        lines = (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        read[name] = {row["_id"]: row for row in map(json.loads, lines)}
+    judged = (folder / "qrels" / "test.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    pairs = [(query, document) for query, document, score in map(str.split, judged) if int(score)]
+    asked = list(dict.fromkeys(query for query, _ in pairs))
+    random.Random(0).shuffle(asked)
+    texts: dict[str, list[str]] = {}
+    for query, document in pairs:
+        if query in asked[:questions]:
+            texts.setdefault(document, []).append(read["queries"][query]["text"])
+    for document, row in read["corpus"].items():
+        fields = {"text": row["text"], "title": row.get("title", "")}
+        # A document without text has no passage, so nothing can find it.
+        yield document, fields, texts.get(document, []) if row["text"].strip() else []
+
+
 def write(name: str, path: Path, folder: Path, options: argparse.Namespace) -> Path:
     """Write documents as `bert search make` reads them, and the questions; return the text."""
     rows: list[dict[str, str]] = []
     with (folder / "questions.jsonl").open("w", encoding="utf-8") as queries:
-        if path.is_dir():
+        is_beir = (path / "corpus.jsonl").exists()
+        is_folder = path.is_dir() and not is_beir
+        if is_folder:
             text = folder / "text"
             text.mkdir()
             documents = read_manuals(path, options.manuals, options.length)
         else:
             text = folder / f"{name}.jsonl"
             read = read_squad if {".json", ".gz"} & {path.suffix} else read_packages
-            documents = read(path, options.questions)
+            documents = (read_beir if is_beir else read)(path, options.questions)
         for number, (document, row, questions) in enumerate(documents, 1):
-            if path.is_dir():
+            if is_folder:
                 (text / document).write_text(row["text"], encoding="utf-8")
             else:
                 document = f"{text}:{number}"
@@ -229,10 +252,12 @@ def main() -> None:
     )
     parser.add_argument("texts", nargs="+", metavar="NAME=PATH")
     parser.add_argument("--model", help="of the vectors; without one, words alone")
-    parser.add_argument("--questions", type=int, default=2000, help="of SQuAD and packages")
+    parser.add_argument("--questions", type=int, default=2000, help="of SQuAD, packages and BEIR")
     parser.add_argument("--manuals", type=int, default=450)
     parser.add_argument("--length", type=int, help="characters of each manual")
-    parser.add_argument("--titles", action="store_true", help="give articles their titles")
+    parser.add_argument(
+        "--titles", action="store_true", help="give articles and BEIR's documents their titles"
+    )
     options = parser.parse_args()
     for text in options.texts:
         name, _, path = text.partition("=")
