@@ -76,6 +76,7 @@ class BertConfig(Settings):
     def attention_products(self, rows: int) -> list[Product]:
         """Return the products of attention with weights: query, key, value, output."""
         square = Product(rows, self.hidden_size, self.hidden_size)
+        # Query, key and value read one input, which is saved once.
         shared = square._replace(has_own_input=False)
         return [square, shared, shared, square]
 
@@ -98,6 +99,7 @@ class BertConfig(Settings):
     @property
     def embedding_weights(self) -> int:
         """Return the number of weights of the embeddings: three tables and a LayerNorm."""
+        # One row for each piece, position and segment.
         rows = self.vocab_size + self.max_position_embeddings + self.type_vocab_size
         return rows * self.hidden_size + self.norm_weights
 

@@ -26,5 +26,6 @@ def update_direction(
     t = ops.cast(updates, "float32") + 1.0
     root = ops.sqrt(v / adam.one_minus_power(numbers.beta_2, t))
     ratio = factor * ops.cast(gradient, "float32") / ops.maximum(root, numbers.epsilon)
+    # About 1 while the second moment is up to date; far above 1 when a gradient is suddenly larger.
     size = ops.sqrt(ops.mean(ops.square(ratio)))
     return direction / ops.maximum(size, 1.0), m, v

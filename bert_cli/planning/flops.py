@@ -36,6 +36,7 @@ def products(config: BertConfig, last_blocks: Sequence[str], shape: BatchShape) 
 def attention(config: BertConfig, shape: BatchShape) -> int:
     """Return the operations of the forward products of queries with keys and of probabilities with values."""
     pairs = shape.examples * shape.positions * config.keys_read(shape.positions)
+    # A multiplication and an addition, for two products.
     return 2 * 2 * pairs * config.hidden_size
 
 

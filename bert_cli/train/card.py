@@ -111,6 +111,7 @@ def training_section(state: JSONObject) -> str:
     settings = state.get("settings", {})
     fixed = state["fixed"]
     start = PurePath(settings.get("pretrained_ckpt_path") or "")
+    # The name of a run says more than that of its checkpoint.
     start = start.parent if start.name.startswith("step_") else start
     distillation = settings.get("distillation") or {}
     command = f"`bert {settings.get('command', '?')}` of bert-cli {__version__}"

@@ -219,6 +219,7 @@ def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]
 
 
 def _finite(value: Any) -> float | None:
+    # In Python True is an integer.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 

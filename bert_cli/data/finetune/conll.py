@@ -156,6 +156,7 @@ def _rows_of(
 def _word_column(sentences: Sequence[Sequence[Line]]) -> int:
     """Return the column of the words: 0, or 1 where column 0 counts the words of each sentence."""
     long = [lines for lines in sentences if len(lines) > 1]
+    # Most sentences of two words or more: some may begin with a number by chance.
     if 2 * sum(map(_is_counted, long)) <= len(long):
         return 0
     for lines in sentences:
@@ -204,6 +205,7 @@ def word_features(
     words = [ids[:room] or [tokenizer.special.unk] for ids in words]
     flat = np.array(list(chain.from_iterable(words)), np.int32)
     first_pieces = np.cumsum([0, *map(len, words)])  # of words, and the end
+    # Pieces of each sentence, from the offsets of its first and its last word.
     sizes = np.diff(first_pieces[np.cumsum([0, *map(len, sentences.words)])])
     remarks[WINDOWS] = int(np.count_nonzero(sizes > room))
     owner, start, length = window_spans(sizes, room, doc_stride or room)
@@ -216,6 +218,7 @@ def word_features(
     is_first[first_pieces[:-1]] = True
     weights = np.zeros(len(features.tokens), np.float32)
     is_best = most_central(owner, start, length)
+    # After [CLS]: 1 at the first piece of a word, in the window where the piece is most central.
     weights[runs(features.starts + 1, length)] = is_first[runs(part.starts, length)] & is_best
     labels = np.zeros(len(weights), np.int32)
     labels[weights > 0] = list(chain.from_iterable(sentences.labels))
@@ -274,6 +277,7 @@ def entity_samples(
 
     `labels` and `predictions` are the label names of each sentence's words. Other predicted types vary with the seed.
     """
+    # An entity is right if its type and both its ends are, so entities are compared as sets.
     sides = ([{*chunks(sentence)} for sentence in side] for side in (labels, predictions))
     rows = [(gold & guessed, guessed, gold) for gold, guessed in zip(*sides, strict=True)]
     columns: dict[str, tuple[Ints64, Ints64]] = {}

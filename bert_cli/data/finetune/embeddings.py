@@ -106,6 +106,7 @@ def read_retrieval(qrels: Path) -> Retrieval:
             if name not in known:
                 raise DataError(where, f"{name!r} is not in {folder / file}.jsonl", "fix the id")
         relevant.setdefault(query, {})[numbers[document]] = max(0.0, number_of(score, where))
+    # Every score would be 0, whatever the model.
     if not any(grade for grades in relevant.values() for grade in grades.values()):
         raise DataError(str(qrels), "names no relevant document", "use another file")
     texts = [queries[name] for name in relevant]
@@ -149,6 +150,7 @@ def cosines(first: Floats32, second: Floats32) -> Floats32:
 def unit_vectors(vectors: Floats32) -> Floats32:
     """Return the rows of a matrix [n, D] with length 1."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # A vector of zeros stays one, instead of NaN.
     return vectors / np.maximum(lengths, np.float32(1e-12))
 
 

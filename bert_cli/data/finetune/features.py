@@ -21,6 +21,7 @@ from bert_cli.errors import DataError, logger
 from bert_cli.files import JSONObject, atomic_file, report_failure
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 320, 384, 448)  # more lengths would take longer to trace
+# It is a part of the key, so files of another format are not found, and not read.
 CACHE_FORMAT = 4  # increase it when features are built differently
 ENCODED_AT_ONCE = 5_000  # texts; the results of the library take about 100 bytes a token
 
@@ -94,6 +95,7 @@ class Features:
             return values
         first = np.flatnonzero(np.diff(self.owner, prepend=-1))
         windows = np.diff(first, append=len(self.owner))
+        # The windows of a text are consecutive, so each text is a range of rows.
         return np.add.reduceat(values, first) / windows[:, None].astype(values.dtype)
 
     def put(self, outputs: Array, numbers: Ints64, values: Array) -> None:
@@ -127,6 +129,7 @@ class Features:
         flat: dict[str, Array] = {"input_ids": self.tokens, "segment_ids": self.segments}
         flat |= self.position_labels
         for name, column in flat.items():
+            # What the engines take: segments are int8 here.
             dtype = np.float32 if column.dtype.kind == "f" else np.int32
             columns[name] = np.zeros((*inside.shape, *column.shape[1:]), dtype)
             columns[name][inside] = column[index]
@@ -183,6 +186,7 @@ def padded_length(longest: int, limit: int) -> int:
 
 def by_length(features: Features, micro_batch_size: int) -> list[Ints64]:
     """Return the numbers of all examples in batches of similar length, the longest first."""
+    # The longest first, so that a batch that does not fit into memory fails at once.
     order = np.argsort(-features.lengths, kind="stable")
     return [order[s : s + micro_batch_size] for s in range(0, len(order), micro_batch_size)]
 
@@ -202,6 +206,7 @@ def outputs_of(
         rows = numbers
         length = int(features.lengths[numbers].max())
         if shape is not None:
+            # The examples of a last batch are repeated, and the outputs of the repetitions dropped.
             rows = np.resize(numbers, shape[0])
             length = padded_length(length, shape[1])
         columns = features.batch(rows, length)
@@ -277,6 +282,7 @@ def encode_texts(
     left = encode(tokenizer, first)
     right = encode(tokenizer, [""] * len(first) if second is None else second)
     is_pair = right.lengths > 0
+    # [CLS] and [SEP], and of a pair another [SEP].
     room = max_seq_length - 2 - is_pair
     if doc_stride is None:
         kept = truncated_lengths(left.lengths, right.lengths, room)
@@ -327,6 +333,7 @@ def texts_hash(*columns: Sequence[str]) -> str:
     for column in columns:
         for text in column:
             data = text.encode("utf-8", "surrogatepass")
+            # With its length, or "ab", "c" would have the digest of "a", "bc".
             digest.update(len(data).to_bytes(8, "little") + data)
         digest.update(b"\xff" * 8)
     return digest.hexdigest()

@@ -21,8 +21,10 @@ from bert_cli.statistics import Examples, Sample, sample_of
 
 DECISION = "decision.json"
 USUAL_THRESHOLD = 0.5
+# In logarithms, so that the search is as fine below 1 as above.
 BOUNDS = np.log([0.05, 20.0])  # of the temperature
 LEAST = 50  # texts: the temperature of fewer is worse than none, and fewer show nothing of single levels
+# As many as in Guo et al. 2017.
 BINS = 15  # of equal width, of probabilities
 LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 RARE = 0.2  # of the share that a label has where all are equally frequent
@@ -80,6 +82,7 @@ def weights_of(labels: Column, names: Sequence[str], table: ClassWeights) -> Col
     """
     counts = np.maximum(label_counts(labels, len(names)), 1)
     if table == "balanced":
+        # Of several labels: texts without a label for each text with it, so that both sides weigh as much.
         weights = (np.maximum(len(labels) - counts, 1) if labels.ndim == 2 else 1.0) / counts
     else:
         for name in table:
@@ -114,10 +117,13 @@ def best_thresholds(labels: Column, probabilities: Floats) -> list[float]:
     for has_label, column in zip(labels.T, probabilities.T.astype(np.float64), strict=True):
         order = np.argsort(-column, kind="stable")
         ordered = column[order]
+        # The next lower probability. A threshold between two equal ones would part equal texts.
         after = np.append(ordered[1:], 0.0)
         hits = has_label[order].cumsum(dtype=np.int64)
+        # [n] F1 if the first 1, 2, ... texts get the label: 2 hits / (predicted + true).
         f1 = np.where(ordered > after, 2 * hits / (predicted + hits[-1]), 0.0)
         middle = (ordered + after) / 2
+        # The second term only breaks ties: differences of F1 are at least 1 / n^2.
         best = (f1 - 1e-9 * np.abs(middle - USUAL_THRESHOLD)).argmax()
         usual = column > USUAL_THRESHOLD
         usual_f1 = 2 * (has_label * usual).sum() / max(1, has_label.sum() + usual.sum())
@@ -138,6 +144,7 @@ def several_samples(labels: Column, predictions: Column, examples: Examples) -> 
     hits = 2 * (labels & predictions)
     occurs = labels + predictions.astype(np.int8)
     is_used: Column = np.array(occurs.any(0))
+    # Without any label in texts and answers the macro F1 is 0, not undefined.
     is_used[0] |= not is_used.any()
     return {
         "micro_f1": sample_of(examples, "ratio", hits.sum(1), occurs.sum(1)),
@@ -154,6 +161,7 @@ def softmax(logits: Floats, axis: int = -1) -> Floats:
 
 def expit(logits: Floats) -> Floats:
     """Return the probabilities of labels of which a text may have several."""
+    # 1 / (1 + exp(-x)) without an overflow for large negative logits.
     values: Floats = np.exp(-np.logaddexp(0, -logits))
     return values
 
@@ -199,11 +207,13 @@ def calibration_error(probability: Floats, is_right: Column) -> float:
     A bin of a few texts has a gap by chance, whose mean square is subtracted: otherwise no model would be calibrated
     (Kumar et al. 2019, "Verified Uncertainty Calibration", section 4). A bin of one text says nothing.
     """
+    # The upper end of a bin belongs to it, and 0 to the first.
     bins = np.clip(np.ceil(probability * BINS).astype(int) - 1, 0, BINS - 1)
     columns = (np.bincount(bins, weights, BINS) for weights in (None, is_right, probability))
     table = np.stack([*columns])
     sizes, right, sums = table[:, table[0] > 1]
     accuracy = right / sizes
+    # The variance of an accuracy of so many texts.
     chance = accuracy * (1.0 - accuracy) / (sizes - 1)
     squares = sizes * (np.square(accuracy - sums / sizes) - chance)
     return float(np.sqrt(max(0.0, squares.sum() / max(1, sizes.sum()))))

@@ -95,6 +95,7 @@ class PackReader(TextReader):
         texts = self._texts(step)
         longest = max(self.least[1], int(texts.lengths.max()))
         size = padded_length(longest, self.sequence_length)
+        # Columns of texts have a slot for each text that a row may hold; most stay empty.
         slots = max(1, size // POSITIONS_OF_A_TEXT)
         packs = Packs(texts.lengths, size, slots, seed=0)
         texts_of_pack = packs.records(np.arange(len(packs)), np.zeros(len(packs), np.int64))
@@ -103,12 +104,15 @@ class PackReader(TextReader):
         texts = texts.take(text)
         lengths = texts.lengths
         offset = texts.starts - texts.starts[slot == 0][pack]
+        # At most one row for each text, if none fits beside another.
         texts_of_batch = self.batching.micro_batch_size * self.group
         micro_batches = len(texts) // texts_of_batch
+        # The number of rows is a multiple, so that a batch has one of ROWS_IN_A_BATCH shapes.
         multiple = -(-texts_of_batch // ROWS_IN_A_BATCH)
         rows = -(-len(packs) // (micro_batches * multiple)) * multiple
         rows = min(texts_of_batch, max(rows, self.least[0]))
         # Micro-batches get packs in turn, so that each has long and short texts.
+        # [M, R] flat: the micro-batch, then the row in it.
         row = pack % micro_batches * rows + pack // micro_batches
         target = runs(row * size + offset, lengths)
         token_column = partial(_placed, (micro_batches, rows, size), target)

@@ -27,6 +27,7 @@ def most_frequent(labels: Column, size: int) -> Column:
     Of several labels [n, L] return the log odds of the frequency of each [size, L].
     """
     if labels.ndim == 2:
+        # A label that all texts have, or none, would have an infinite logit.
         return np.tile(logit(labels.mean(0).clip(1e-6, 1 - 1e-6)), (size, 1))
     is_score = labels.dtype.kind == "f"
     return np.full(size, labels.mean() if is_score else np.bincount(labels).argmax(), labels.dtype)
@@ -54,9 +55,11 @@ def by_regression(
 
     usual = most_frequent(labels, len(held_out))
     is_text = isinstance(inputs[0], str)
+    # Vectors have the mean square 1, where scikit-learn's own penalty of 1 fits.
     method = linear_model.LogisticRegression(C=10.0 if is_text else 1.0, max_iter=1000)
     if is_text and labels.ndim == 1 and len(np.unique(labels)) > 2:
         method = svm.LinearSVC(random_state=0)
+    # Of mean 1: C weighs the penalty against the sum over examples.
     weights = np.ones(labels.shape) if weights is None else weights / weights.mean(0)
     # Several threads would wait for one another: the vectors are short.
     with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
@@ -74,6 +77,7 @@ def by_regression(
             if labels.ndim == 1:
                 predicted: Column = method.fit(known, labels, weights).predict(asked)
                 return predicted
+        # Of scikit-learn, for one label alone or texts without a word of two letters.
         except ValueError:
             return usual
         for label in np.flatnonzero(labels.any(0) & ~labels.all(0)):

@@ -41,6 +41,7 @@ def folds_of(examples: TextExamples, number: int, seed: int) -> Ints:
 
     def divide(groups: Ints) -> Ints:
         folds = np.full(len(groups), -1)
+        # Not more folds than rows of the most frequent label, nor than groups.
         size = min(number, np.bincount(strata + 1).max(), groups.max() + 1)
         if size > 1:
             method = StratifiedGroupKFold(size, shuffle=True, random_state=seed)
@@ -49,11 +50,13 @@ def folds_of(examples: TextExamples, number: int, seed: int) -> Ints:
                     folds[tested] = fold
         for stratum in np.unique(strata):
             having = strata == stratum
+            # All texts of a label are in one fold, so its model would never see the label.
             if np.ptp(folds[having]) == 0:
                 folds[np.isin(groups, groups[having])] = -1
         return folds
 
     folds = _divided(examples.rows, 1 / number, divide)
+    # Numbers without gaps: a fold may have lost all its rows. The -1 in front keeps 0 the first fold.
     return np.unique(np.append(-1, folds), return_inverse=True)[1][1:] - 1
 
 
@@ -62,6 +65,7 @@ def _strata(examples: TextExamples) -> Ints:
     labels = examples.labels
     assert labels is not None and examples.label_names is not None
     if labels.ndim == 2:
+        # A rare label has few texts to divide; frequent ones are divided evenly by chance.
         by_rarity = np.argsort(labels.sum(0), kind="stable")
         labels = np.where(labels.any(1), by_rarity[labels[:, by_rarity].argmax(1)], -1)
     return labels.astype(np.int64)
@@ -78,6 +82,7 @@ def held_out_rows(rows: Rows, strata: Ints, fraction: float, seed: int) -> Bools
 
 def _divided(rows: Rows, fraction: float, divide: Callable[[Ints], Ints]) -> Ints:
     """Return the part [n] of each row's group: what `divide` makes of groups, -1 for none."""
+    # First rows that share a text, then, if a group of these is too large, equal rows alone.
     for keys in (linked_texts(rows), None):
         groups = identify(rows, keys).groups
         parts = divide(groups)

@@ -208,6 +208,7 @@ def best_score(texts: Iterable[str], prediction: str, *, version_2: bool) -> tup
     """Return F1 and exact match (0 or 1) of an answer, each the best among the gold texts."""
     golds = [normalize(text) for text in texts]
     if version_2:
+        # As evaluate-v2.0.py: gold answers of punctuation alone do not count.
         golds = [text for text in golds if text] or [""]
     answer = normalize(prediction)
     best = max(_f1(text.split(), answer.split(), both_empty=float(version_2)) for text in golds)
@@ -222,6 +223,7 @@ def normalize(text: str) -> str:
 def _f1(gold: Sequence[str], answer: Sequence[str], *, both_empty: float) -> float:
     if not gold and not answer:
         return both_empty
+    # Each word as often as both have it.
     same = (Counter(gold) & Counter(answer)).total()
     if not same:
         return 0.0

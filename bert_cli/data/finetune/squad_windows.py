@@ -43,6 +43,7 @@ COLUMNS = ("question", "offsets", "best_context")
 NULL_THRESHOLD = "null_threshold.json"
 # A text, the sum of its logits, and the logits.
 NO_ANSWER = "", 0.0, (0.0, 0.0)
+# As in Google's run_squad.py.
 N_BEST = 20  # different answers of a question, over which its probabilities are normalized
 SPANS_PER_ANSWER = 4  # several may be the same text
 
@@ -90,6 +91,7 @@ def make_windows(
     if error := window_error(max_seq_length, doc_stride, max_query_length):
         raise ConfigError("max_seq_length", *error)
     number_of: dict[str, int] = {}
+    # A paragraph has some five questions: it is encoded once, and its windows refer to it.
     context = np.array([number_of.setdefault(row.context, len(number_of)) for row in questions])
     texts = encode(tokenizer, list(number_of), with_offsets=True)
     queries = encode(tokenizer, [row.question for row in questions])
@@ -121,6 +123,7 @@ def make_windows(
         # The positions of each window's answer [n]; 0, which is [CLS], where it is not inside.
         pieces = spans[question]
         is_inside = (pieces[:, 0] >= first) & (pieces[:, 1] < first + length)
+        # From the paragraph to the window: [CLS], the question and a [SEP] come before.
         positions = pieces - (first - query - 2)[:, None]
         start, end = np.where(is_inside[:, None], positions, 0).astype(np.int32).T.copy()
         features = replace(features, labels={"start_positions": start, "end_positions": end})
@@ -139,6 +142,7 @@ def _answer_pieces(rows: Sequence[Question], context: Ints64, texts: Pieces) -> 
             begin = row.answers[0].answer_start
             start = texts.starts[context[number]]
             offsets = texts.offsets[start : start + texts.lengths[context[number]]]
+            # The first piece that ends after the start of the answer, and the last that begins before its end.
             first = np.searchsorted(offsets[:, 1], begin, side="right")
             stop = np.searchsorted(offsets[:, 0], begin + len(row.answers[0].text), side="left")
             spans[number] = first, stop - 1
@@ -212,6 +216,7 @@ def answers(
         ranked = ranked or [NO_ANSWER]
         result.predictions[name] = best
         scores = np.array([score for _, score, _ in ranked])
+        # Less the largest, so that no exponential overflows.
         powers = np.exp(scores - scores.max())
         probabilities = (powers / powers.sum()).tolist()
         result.nbest[name] = [
@@ -239,6 +244,7 @@ def _best_spans(
         padded = np.pad(end[begin:stop], (0, reach - 1), constant_values=-np.inf)
         # [L, reach]: an answer that starts at L and is 1, 2, ... positions long.
         sums = start[begin:stop, None] + sliding_window_view(padded, reach)
+        # The best `limit` of L x reach sums, unsorted: sorting all of them would be most of the work.
         best = np.argpartition(sums, max(0, sums.size - limit), axis=None)[-limit:]
         first, more = np.divmod(best[sums.ravel()[best] > -np.inf], reach)
         spans.append(begin + np.stack([first, first + more]))
@@ -301,7 +307,9 @@ def best_null_threshold(
     f1 = np.array([best_score(gold[name], predictions[name], version_2=True)[0] for name in names])
     empty = np.array([best_score(gold[name], "", version_2=True)[0] for name in names])
     # [q + 1] sums of F1 when the first 0, 1, ... questions are answered.
+    # The rest has no answer: the sum of the scores of empty answers from there on.
     sums = np.append(0.0, f1.cumsum()) + np.append(empty[::-1].cumsum()[::-1], 0.0)
     thresholds = np.append(odds[0] - 1.0, odds)
+    # Not between equal odds, which one threshold cannot part.
     possible = np.append(True, np.diff(odds, append=np.inf) > 0)
     return float(thresholds[np.where(possible, sums, -np.inf).argmax()])

@@ -186,6 +186,7 @@ def read_table(
     check_spellings(words)
     names = tuple(label_names or columns or sorted_labels(word for _, word in words))
     source = f"{path} ({label_columns[0]})"
+    # A classifier of one label is right without a model.
     if len(names) < 2:
         remedy = "use a file with two labels or more, or another --label-column"
         problem = f"has one label, '{names[0]}'" if names else "has no label in any row"
@@ -277,6 +278,7 @@ def examples_of(
     """Return rows of one text or two as examples; the remarks count rows with an empty text."""
     remarks[EMPTY_TEXT] = sum("" in (text.strip() for text in row) for row in texts)
     remarks[REPEATED] = repeats(texts)
+    # Columns of one or two texts a row.
     first, *second = (list(column) for column in zip(*texts, strict=True))
     return TextExamples(first, second[0] if second else None, labels, ids, label_names, +remarks)
 

@@ -43,6 +43,7 @@ def part_of(name: str, config: BertConfig) -> Part:
     number = re.match(r"hid_(\d+)/", path)
     row = re.sub(r"^hid_\d+/", "hid_{}/", path)
     parts = ARCHITECTURES[config.architecture].parts
+    # The longest known beginning of the path; what follows has the same name on both sides.
     start = max((known for known in parts if f"{row}/".startswith(f"{known}/")), key=len)
     rest = row.removeprefix(start).replace("/", ".")
     layer = parts[start].layer.format(number[1] if number else "")
@@ -72,6 +73,7 @@ def from_hf(
     theirs = _current_names(tensors, config, where)
     parts = {name: part_of(name, config) for name in shapes}
     missing_parts = []
+    # A part is there completely or not at all; half a head is a damaged file.
     for optional in _optional_parts(config):
         within = [name for name in parts if name.startswith(optional)]
         if within and not any(parts[name].layer in theirs for name in within):
@@ -109,6 +111,7 @@ def fitting(
     theirs = {}
     for name, shape in shapes.items():
         layer, _, number = part_of(name, config)
+        # PyTorch's layout: kernels are [outputs, inputs], and a fused tensor has its parts below one another.
         rows, *others = shape[::-1] if name.endswith("/kernel") else shape
         theirs[layer] = (number * rows, *others)
     copies = ARCHITECTURES[config.architecture].hf_copies
@@ -258,6 +261,7 @@ def _current_names(tensors: Tensors, config: BertConfig, where: str) -> dict[str
             continue
         stem, _, leaf = name.rpartition(".")
         current = f"{stem}.{LEAVES.get(leaf, leaf)}"
+        # An encoder's file lacks the prefix that files of complete models have.
         if current.partition(".")[0] in firsts:  # of the file of an encoder alone
             current = f"{base}.{current}"
         renamed[current] = value
@@ -265,6 +269,7 @@ def _current_names(tensors: Tensors, config: BertConfig, where: str) -> dict[str
         if copy not in renamed:
             continue
         value = renamed.pop(copy)
+        # A copy that differs is another model: untied weights would be lost without a word.
         if not np.array_equal(renamed.setdefault(original, value), value):
             problem = f"differs from {original}, which is the same weight in this model"
             raise CheckpointError(f"{copy} ({where})", problem, "use a model with tied weights")

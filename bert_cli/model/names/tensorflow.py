@@ -51,6 +51,7 @@ def is_object_based(names: Mapping[str, object]) -> bool:
 
 def is_training(name: str) -> bool:
     """Return whether this is a variable of training, such as a slot WEIGHT/NAME."""
+    # A slot is named after its weight: WEIGHT/adam_m.
     row = re.sub(r"/layer_\d+/", "/layer_{}/", name)
     return bool(TRAINING.fullmatch(name)) or any(row.startswith(f"{known}/") for known in NAMES)
 
@@ -95,6 +96,7 @@ def architecture_of(shapes: Mapping[str, Sequence[int]]) -> JSONObject:
     if "cls/squad/output_weights" in shapes:
         return {"architectures": ["BertForQuestionAnswering"]}
     if "output_weights" in shapes:
+        # [labels, hidden size]: these files have no names of labels.
         labels = {str(n): f"LABEL_{n}" for n in range(shapes["output_weights"][0])}
         return {"architectures": ["BertForSequenceClassification"], "id2label": labels}
     has_heads = "cls/predictions/output_bias" in shapes

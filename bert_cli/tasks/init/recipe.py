@@ -23,6 +23,7 @@ from bert_cli.planning.flops import model_flops
 from bert_cli.text import count
 
 TABLE: JSONObject = json.loads((configs_folder() / RECIPES).read_text(encoding="utf-8"))
+# Estimated before a vocabulary exists; with a model to start from its own vocabulary is asked.
 PIECES_PER_WORD = 1.4  # for a new vocabulary, punctuation included
 FILLED = 0.8  # of the positions: 7.4 MB of articles make 15,246 records of 128 with 103 tokens each
 HELD_OUT = 10  # every tenth document

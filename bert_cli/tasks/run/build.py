@@ -77,6 +77,7 @@ def optimizer_for(
         no_weight_decay=options.no_weight_decay,
         layer_decay=options.layer_decay,
     )
+    # LAMB's ratio has the scale of the weight already; AdamW's rate gets the deviation of Unit Scaling.
     if not kind.has_trust_ratio:
         for name in factors.keys() & rules.keys():
             rules[name] = replace(rules[name], rate=rules[name].rate * factors[name].deviation)

@@ -28,6 +28,7 @@ from bert_cli.train.loop import Prepare, Step, StoppedError
 # Name of a set of examples -> [n, labels] for examples, [T, labels] for positions.
 Logits = Mapping[str, Floats32]
 # Rows below which scores come with a line that says what they cannot show.
+# The standard error of an accuracy of 0.8 is then 0.04, and its interval 0.08 to each side.
 FEW_ROWS = 100
 # The set of examples that a fold tests.
 FOLD = "validation"
@@ -255,6 +256,7 @@ def compare(
     Return a warning if the mean of the models does not beat the best of them by a score, otherwise "". With `halves`,
     as of `Task`, one half chooses the best: on the half of the models' scores it would be the luckiest.
     """
+    # Baselines are compared where the model is, but the best of them is chosen on the other half.
     choosing = baselines
     if halves:
         choosing, baselines = (

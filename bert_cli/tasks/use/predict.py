@@ -35,6 +35,7 @@ LINES_JUDGED = 1000
 SINGLE_LABEL = "single_label_classification"
 CLASSIFICATION = SEQUENCE_CLASSIFICATION.task
 # Batches that are sorted by length together, and printed together.
+# 2,048 texts of a batch of 32: enough of similar length for each batch, and answers appear from the start.
 BATCHES_AT_ONCE = 64
 
 
@@ -109,6 +110,7 @@ def prepare(settings: PredictSettings) -> Prediction:
     task = opened.task_of(source, settings.task)
     task_class = predictors()[task]
     positions = source.config.max_position_embeddings
+    # A setting of another task would be ignored silently, so it is refused.
     all_settings = {name for of in predictors().values() for name in of.SETTINGS}
     for name in sorted(
         (_all_fields() | all_settings) - _fields_of(task_class) - {*task_class.SETTINGS}
