@@ -143,6 +143,7 @@ def _wait_for_all(
     """Wait until all have ended; return the first process that failed, None if none failed."""
     running = list(children)
     failed: _Child | None = None
+    # When a stop was requested: a scheduler repeats its signal within seconds.
     asked: float | None = None
     until = float("inf")
     while running:
@@ -163,6 +164,7 @@ def _wait_for_all(
                 failed = event
                 _send(running, signal.SIGTERM)
                 _report(failed, running)
+                # Longer than a checkpoint takes: the others save before they end.
                 until = time.monotonic() + grace_seconds
         elif asked is None and failed is None:
             asked = time.monotonic()
@@ -228,6 +230,7 @@ def main(local_rank: int, count: int, grace_seconds: float, program: Sequence[st
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     elif cores := cores_of(local_rank, count):
         os.sched_setaffinity(0, cores)
+    # In a group of its own, which is killed with all that the program has started.
     child = subprocess.Popen(program, stdin=DEVNULL, process_group=0)
     on_stop_signals(lambda received, _: child.send_signal(received))
     threading.Thread(target=_obey, args=(child, grace_seconds), daemon=True).start()

@@ -106,6 +106,7 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
         if len(workers) > 1:
             task = {"type": "worker", "index": rank}
             variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+        # By `env`, because ssh passes no variables to the other host.
         words = ["env", *(f"{name}={value}" for name, value in variables.items())]
         words += command_on_host(program, local_rank, count, GRACE_SECONDS)
         if settings.hosts:
@@ -117,6 +118,7 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as trial, suppress(OSError):
+        # A port of a run that has just ended waits a minute in the system, and can be used.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         trial.bind(("", port))
         return True

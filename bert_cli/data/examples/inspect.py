@@ -24,6 +24,7 @@ BARS = 16
 BAR_WIDTH = 50
 
 
+# Statistic of a sample -> the count, and the count that it is a fraction of.
 STATISTICS: dict[str, tuple[str, str | None]] = {
     "examples": ("examples", None),
     "tokens": ("tokens", None),
@@ -41,7 +42,6 @@ STATISTICS: dict[str, tuple[str, str | None]] = {
     "unknown_token_fraction": ("unknown", "text_tokens"),
     "pieces_per_word": ("word_pieces", "words"),
 }
-"""Statistic of a sample -> the count, and the count that it is a fraction of."""
 
 
 class Check(NamedTuple):

@@ -58,6 +58,7 @@ class Batching:
     def sample_indices(self, step: int) -> Ints64:
         """Return the sample indices of this process in a step."""
         indices = self.step_indices(step)
+        # Consecutive indices for each process: the micro-batches of rank 0 come first.
         each = len(indices) // self.world_size
         return indices[self.rank * each : (self.rank + 1) * each]
 
@@ -104,6 +105,7 @@ def read_ahead(
     pending: deque[Future[Batch]] = deque()
     try:
         for step in range(first_step, min(first_step + AHEAD, end_step)):
+            # One thread: NumPy and reads release the lock of Python, and steps stay in order.
             pending.append(pool.submit(stream.__getitem__, step))
         for step in range(first_step, end_step):
             started = time.monotonic()
@@ -241,6 +243,7 @@ class ExampleStream(Stream):
 def _assignment(quotas: tuple[int, ...], seed: int, block: int) -> Ints64:
     """Return [2, n]: the corpus of each example of a block, and its rank among the examples of that corpus."""
     ends = np.cumsum(quotas)
+    # A permutation of 0 .. n - 1, and the range of a corpus in which each number lies.
     corpora = np.searchsorted(ends, permute(np.arange(ends[-1]), ends[-1], seed, block), "right")
     ranks = np.empty_like(corpora)
     for number, quota in enumerate(quotas):
@@ -254,6 +257,7 @@ def quotas_of(weights: Sequence[float]) -> list[int]:
     Quotas are exact if the smallest block that divides evenly has at most LONGEST_BLOCK examples. Otherwise they are
     rounded to fractions of LONGEST_BLOCK, the largest remainders up; a corpus may then get 0.
     """
+    # From the digits that the user wrote, since the nearest float of 0.1 has a denominator of 2^55.
     exact = [Fraction(str(weight)) for weight in weights]  # 0.1 means a tenth
     fractions = [weight / sum(exact) for weight in exact]
     even = math.lcm(*(fraction.denominator for fraction in fractions))

@@ -13,13 +13,13 @@ from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.masking import unmasked
 
 N = 8
+# Examples of the sample, and repetitions without a warning: articles have 0.3, articles repeated ten times 4.
 TEXT_SAMPLE = 4000
 MAX_REPEATS = 2.0
-"""Examples of the sample, and repetitions without a warning: articles have 0.3, articles repeated ten times 4."""
 WITHOUT_COPIES = "remove the copies of documents (`bert preprocess --deduplicate`) or lines"
+# Fewer runs, or a lower fraction of repeated runs, may be chance: 0.0001 in 2,000 of 500,000 Wikipedia records.
 LEAST_RUNS = 1000
 LEAST_RATE = 0.005
-"""Fewer runs, or a lower fraction of repeated runs, may be chance: 0.0001 in 2,000 of 500,000 Wikipedia records."""
 
 
 def repeats(rows: Batch, records: int) -> float:
@@ -31,6 +31,7 @@ def repeats(rows: Batch, records: int) -> float:
     length = max(0, tokens_nS.shape[1] - N + 1)
     hashes = np.zeros((len(tokens_nS), length), np.uint64)
     for offset in range(N):
+        # After N rounds a hash stands for the run of N tokens that begins there.
         hashes = mix(hashes + tokens_nS[:, offset : offset + length] * GOLDEN + np.uint64(1))
     is_text = rows["input_mask"][:, N - 1 :] > 0
     runs_G = hashes[is_text]
@@ -38,6 +39,7 @@ def repeats(rows: Batch, records: int) -> float:
         return 0.0
     example_G = np.nonzero(is_text)[0].astype(np.uint64)
     different = len(np.unique(runs_G))
+    # A run counts once for each example: within one a refrain may repeat.
     in_examples = len(np.unique(runs_G + mix(example_G + GOLDEN)))
     again = in_examples / different - 1
     if again < LEAST_RATE:

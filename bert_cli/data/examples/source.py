@@ -108,6 +108,7 @@ class Records:
         sequences = self.files.dynamic(numbers_R)
         tokens_RS = np.full((len(numbers_R), length), recipe.special.pad, np.int32)
         tokens_RS[np.arange(length) < sequences.lengths[:, None]] = sequences.tokens
+        # By the record, not by its place in the batch: packing and micro-batches change no mask.
         keys_R = np.zeros(len(numbers_R), np.uint64)
         for epoch in np.unique(epochs_R):
             chosen = epochs_R == epoch
@@ -153,6 +154,7 @@ def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Ints64, Ints64
         packs = done if len(lengths) == sequences else open_packs[free]
         packs[lengths] = packs.get(lengths, 0) + count
 
+    # Long sequences first: short ones fill what they leave.
     for length in range(longest, 0, -1):
         left = int(histogram[length])
         free = longest
@@ -160,6 +162,7 @@ def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Ints64, Ints64
             if not open_packs[free]:
                 free -= 1
                 continue
+            # Any pack with so much room will do: they differ only in what they hold.
             lengths, count = open_packs[free].popitem()
             used = min(count, left)
             if count > used:

@@ -18,6 +18,7 @@ from bert_cli.data.records.formats import DynamicRecords
 from bert_cli.errors import ConfigError
 from bert_cli.facts.masking import Masking
 
+# A step of BERT's largest batch, 65,536 examples, still has only different ones.
 RECORDS = 1 << 17
 SHORTEST = 6  # tokens of a sequence
 FIRST_WORD = 5  # ids below are special tokens

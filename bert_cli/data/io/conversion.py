@@ -20,6 +20,7 @@ from typing import Any
 from bert_cli.data.io.converter import TOO_LARGE
 from bert_cli.errors import DataError, install_command
 
+# Format -> what it is, and the package of the extra `documents` that reads it.
 PACKAGES = {
     "pdf": ("a PDF", "pypdfium2"),
     "docx": ("a file of Word", "lxml"),
@@ -27,7 +28,6 @@ PACKAGES = {
     "epub": ("an EPUB book", "lxml"),
     "html": ("HTML", "lxml"),
 }
-"""Format -> what it is, and the package of the extra `documents` that reads it."""
 SECONDS = 120.0  # of processor time for a document; PDFium reads some hundred pages a second
 MEMORY = 1 << 31  # bytes of the process
 MOST_BYTES = 1 << 29  # of a document

@@ -24,25 +24,26 @@ MOST_PAGES = 100_000
 MOST_BYTES = 1 << 27  # of an unpacked file of an archive; its tree takes up to ten times as many
 DEEPEST = 10_000  # calls, more than libxml2's limit of elements in one another
 SHORT_ROW = 200  # characters of a table's row that is written on one line
+# Titles that a program has written: the name of a file, or of the program.
 NO_TITLE = re.compile(
     r"\.(docx?|odt|rtf|pdf|txt|md|tex|dvi|e?ps|html?|pptx?|xlsx?|indd)$|^(microsoft \w+ - |untitled ?\d*$|slide \d+$)",
     re.IGNORECASE,
 )
-"""Titles that a program has written: the name of a file, or of the program."""
 MARKS = re.compile(
     rb"(?P<utf_8_sig>\xef\xbb\xbf)|(?P<utf_32>\xff\xfe\0\0)|(?P<utf_16>\xff\xfe|\xfe\xff)|(?P<utf_16_le><\0)|(?P<utf_16_be>\0<)"
 )
 DECLARED = re.compile(
     rb"<(?:\?xml[^>]*encoding|meta[^>]*charset)\s*=\s*[\"']?\s*(?!utf-?16)([\w.:-]+)", re.IGNORECASE
 )
+# Encodings of web pages: by their first bytes, as they declare it, and the larger one that browsers read instead.
 BROWSERS = {"iso8859-1": "cp1252", "ascii": "cp1252", "gb2312": "gb18030", "shift_jis": "cp932"}
-"""Encodings of web pages: by their first bytes, as they declare it, and the larger one that browsers read instead."""
 FAULTS = re.compile("[\ufffd\0-\x08\x0e-\x1f\x7f-\x9f]")
+# Different letters beyond ASCII in a row: rare in western text, but bytes of EUC-JP, GBK or KOI8-R look so.
 FOREIGN = re.compile(r"(?!(.)\1*(?![^\0-\x7f]))[^\0-\x7f]{4,}")
-"""Different letters beyond ASCII in a row: rare in western text, but bytes of EUC-JP, GBK or KOI8-R look so."""
+# A letter of cp1252, or within a word a sign that is one in central Europe.
 LETTER = re.compile(r"[ªºÀ-ÿŠšŽžŒœŸ]|(?<=[a-z])[±³¶¹¼¾¿](?=[a-z])")
-"""A letter of cp1252, or within a word a sign that is one in central Europe."""
 CENTRAL = "ąćęłńóśźż áčďéěíňóřšťúůýž áéíóöőúüű ăâîşţ áäčďéíĺľňóôŕšťúýž čćđšž"
+# Encoding -> the letters beyond ASCII of each of its languages.
 ALPHABETS = {
     "cp1252": "àâæçéèêëîïôùûüÿœ äöüßé áéíñóúüçºª áâãàçéêíóôõúüºª æøåéòôäöü áðéíóúýþæöøå àèéìíòóùúîºª éëïóöèáíüêôç "
     "àçèéíïòóúüñº êâîôûáéèôñùü ñüçéáíóúêº äöšžéåü",
@@ -50,7 +51,6 @@ ALPHABETS = {
     "cp1257": "ąčęėįšųūž āčēģīķļņšūž",
     "cp1254": "çğıöşüâîû",
 }
-"""Encoding -> the letters beyond ASCII of each of its languages."""
 # The names of elements without namespaces, of all kinds of XML.
 BLOCKS = re.compile(
     "p|tr|t[dhc]|br|cr|hr?|h[1-6]|table-row|table-cell|line-break|div|li|d[td]|pre|blockquote|section|article|main|header|"
@@ -60,18 +60,16 @@ LEFT_OUT = re.compile(
     "pPr|moveFrom|Fallback|annotation|tracked-changes|note-citation|note-body|forms|title|desc|binary-data|script|style|template|"
     "noscript|nav|svg|iframe|object|select|textarea|head"
 )
+# What a web page marks as hidden, or has around its text; a button is text where it is all of a heading. Styles also
+# hide what a click opens, as the rows of a table, so they hide nothing here.
 HIDDEN = (
     "//body//*[@hidden or @aria-hidden='true' or self::footer[not(ancestor::article)] or @role='search' or "
     "@role='navigation' or @role='banner' or @role='contentinfo' or "
     "self::button[not(starts-with(name(..), 'h') and normalize-space(..) = normalize-space(.))]]"
 )
-"""What a web page marks as hidden, or has around its text; a button is text where it is all of a heading.
-
-Styles also hide what a click opens, as the rows of a table, so they hide nothing here.
-"""
 ROWS = {"tr", "table-row"}
+# What control characters of PDFium are: a hyphen with the end of its line, and the ligatures of TeX's old fonts.
 SIGNS: dict[int, str | None] = {code: None for code in range(32) if code not in (9, 10)}
-"""What control characters of PDFium are: a hyphen with the end of its line, and the ligatures of TeX's old fonts."""
 SIGNS |= {2: "-\n", 11: "ff", 12: "fi", 13: "fl", 14: "ffi", 15: "ffl"}
 MONOSPACED = re.compile(rb"mono|courier|tt\d|typewriter|consol", re.IGNORECASE)  # names of fonts
 MOST_CODE = 0.8  # of the lines of a PDF; more are prose that a typewriter wrote

@@ -37,9 +37,9 @@ EMPTY_BRACKETS = re.compile(r"\s*\(\s*(?:[,;:/–-]\s*)*\)|\s*\[\s*\]")
 ANY_EMPTY_BRACKETS = re.compile(r"\(\s*(?:[,;:/–-]\s*)*\)|\[\s*\]")
 SPACE_BEFORE_STOP = re.compile(r"\s+([,.;:!?)])")
 SAMPLED_CHARACTERS = 1 << 17  # of a file: they decide whether its lines are wrapped
+# The beginnings of files of a corpus, which show its margin together.
 POOLED_FILES = 64
 POOLED_CHARACTERS = 1 << 13
-"""The beginnings of files of a corpus, which show its margin together."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOST_ENTRIES = 200  # lines of front matter
 ENTRY = re.compile(r"\s|#|- |[\[\]{}]|[\w.\"'-]+ *[:=]")
@@ -48,9 +48,9 @@ HEADING = re.compile(r"^#{1,6} ")  # its mark
 TITLE = "title"  # the column or the field of titles
 FIELD_REMEDY = "pass the field with the text as --text-field"
 
+# Kind of a line: that of a document is its title, where it has one; that of a page is the number of characters of the
+# next line of the body that are still on the page before.
 Kind = Literal["document", "page", "body", "outside"]
-"""Kind of a line: that of a document is its title, where it has one; that of a page is the number of characters of the
-next line of the body that are still on the page before."""
 
 
 def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kind, str]]:

@@ -46,10 +46,10 @@ DECODERS: dict[str, Callable[[], Any]] = {
 COMPRESSED = re.compile(
     rb"(?P<gzip>\x1f\x8b)|(?P<xz>\xfd7zXZ\0)|(?P<bzip2>BZh[1-9](?:1AY&SY|\x17rE8P))|(?P<zstandard>\x28\xb5\x2f\xfd)"
 )
+# What a file is, what to do with it, and its first bytes in lower case. Prose has no such first bytes.
 NOT_TEXT: list[tuple[str, str, list[str]]] = json.loads(
     Path(__file__).with_name("kinds.json").read_bytes()
 )
-"""What a file is, what to do with it, and its first bytes in lower case. Prose has no such first bytes."""
 # Byte order marks, or without one the zero bytes of ASCII letters.
 WIDE_CHARACTERS = {
     "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff",
@@ -64,21 +64,21 @@ PARQUET = b"PAR1"
 LONGEST_MARK = 16  # of a compression
 JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
 TABLES: tuple[Format, ...] = ("csv", "tsv")
+# Formats whose files are opened as the text that is in them.
 DOCUMENTS: tuple[Format, ...] = ("pdf", "docx", "odt", "epub", "html")
-"""Formats whose files are opened as the text that is in them."""
+# What the beginning of a zip archive has.
 WITHIN: dict[Format, bytes] = {
     "epub": b"mimetypeapplication/epub+zip",
     "odt": b"mimetypeapplication/vnd.oasis.opendocument.text",
     "docx": b"word/document.xml",
 }
-"""What the beginning of a zip archive has."""
+# Suffix of a name -> format; a compression may follow.
 NAMED: dict[str, Format] = {
     **{".csv": "csv", ".tsv": "tsv", ".txt": "plain", ".md": "plain", ".parquet": "parquet"},
     **dict.fromkeys((".json", ".jsonl", ".ndjson", ".jsonlines"), "json-lines"),
     **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
     **{".docx": "docx", ".odt": "odt", ".epub": "epub", ".pdf": "pdf"},
 }
-"""Suffix of a name -> format; a compression may follow."""
 HEAD_BYTES = 1 << 20  # unpacked bytes that decide what a file is
 PACKED_BYTES = 1 << 16  # bytes of a compressed file that are unpacked at a time
 # Bytes of text in a byte of the file: 10 MB of English articles, at each program's default level.

@@ -25,8 +25,8 @@ from bert_cli.text import count
 NAMED = 3  # files that were left out
 GLOB = re.compile(r"[*?\[]")
 TABLE = {"json-lines", "csv", "tsv", "parquet"}
+# Setting -> the formats that it applies to.
 APPLIES = {"text_field": TABLE, "documents": {"plain"}, "line_breaks": {"plain", "pdf", *TABLE}}
-"""Setting -> the formats that it applies to."""
 CURES = {
     NUMBERED: "they stay in the text, and no lines are joined; if they are no part of it, remove them, as with "
     "sed -E 's/^ *[0-9]+//'",
@@ -35,9 +35,9 @@ CURES = {
     MISSING: "if these are pictures, recognise their text first, as with `ocrmypdf --skip-text IN.pdf OUT.pdf`",
 }
 KEEP_LINES = "to keep the lines, use the output of `bert preprocess --line-breaks keep`"
+# Read before the work to estimate the documents per file.
 SAMPLED_FILES = 16
 SAMPLED_BYTES = 1 << 18
-"""Read before the work to estimate the documents per file."""
 MANY_DOCUMENTS = 4  # per file of plain text: they may be paragraphs
 
 

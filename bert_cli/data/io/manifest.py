@@ -47,8 +47,8 @@ class Stats:
         return {name: getattr(self, name) for name in COUNTS} | dict(self.extra)
 
 
+# `convert(inputs, output, **arguments)`: writes `output`, and any files in the same folder.
 Convert = Callable[..., Stats]
-"""`convert(inputs, output, **arguments)`: writes `output`, and any files in the same folder."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Work(NamedTuple):
     folder: Path
 
 
+# The shards as they are finished, with their counts.
 Results = Generator[tuple[Work, Stats], None, None]
-"""The shards as they are finished, with their counts."""
 
 
 def make_shard(shard: Shard, folder: Path, convert: Convert) -> Stats:

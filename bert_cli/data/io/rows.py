@@ -18,6 +18,7 @@ LISTED_NAMES = 20  # names that an error lists; IFLYTEK has 119 labels
 LONGEST_CELL = 2**31 - 1  # characters; Python's own limit, 131,072, is less than a long document
 DELIMITERS = {"csv": ",", "tsv": "\t", "other": ";|"}
 MOST_FAULTS = 10  # that an error lists
+# Rows may be documents of megabytes.
 ROWS_AT_ONCE = 128  # of a Parquet file
 
 Row = Mapping[str, Any]
@@ -120,10 +121,12 @@ def split_cells(lines: Iterable[str], source: str, delimiter: str) -> Cells:
             text = line.removesuffix("\n").removesuffix("\r")
             yield f"{source} (line {number})", text.split("\t") if text else []
         return
+    # A limit of the process: it is put back at the end.
     before = csv.field_size_limit(LONGEST_CELL)
     where = f"{source} (line 1)"
     try:
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        # The location of a row is known before it is read: the line after the last one.
         for row_number, row in enumerate(reader, 2):
             yield where, row
             line_number = reader.line_num + 1

@@ -22,25 +22,25 @@ MIN_WORDS = 0.6  # of the words of prose consist of letters
 SAMPLED_ROWS = 8  # of a paragraph
 MAX_UNEVEN = 0.15  # of the lines end a little before or behind the margin, within a sentence
 SPLIT_ROOM = 9  # columns: a word need not be split at its last possible syllable
+# Limits for fractions of the breaks: after the end of a sentence, before a capital, a digit or a mark.
 MAX_FINAL = 0.4
 MAX_BEGUN = 0.6
-"""Limits for fractions of the breaks: after the end of a sentence, before a capital, a digit or a mark."""
 MIN_CUT = 0.2  # of the lines end within a sentence
 MAX_LOWER = 0.9  # of the lines begin with a small letter; more if the text has no others
 TWO_COLUMNS = "hold two columns"
 NUMBERED = "begin with numbers"
+# What is wrong with lines; a fault may go on with where.
 CUT = "end within sentences"
 MISSING = "are missing"
-"""What is wrong with lines; a fault may go on with where."""
 
 MIN_BREAKS = 12  # within paragraphs; fewer are no evidence
 WIDTHS = range(30, 161)  # characters; of books 45 to 80, of a page of PDF up to 140
 FILLED = 0.9  # least length of a line, as a fraction of the width: proportional fonts vary
+# Least fraction of the breaks after a filled line. Filled breaks, those after the end of a sentence (MAX_FINAL) and
+# before a capital, a digit or a mark (MAX_BEGUN), measured: 60 articles wrapped in 8 ways and 56 PDF files have at
+# least 0.75, at most 0.29, at most 0.44; the same articles with one sentence per line at most 0.40, at least 0.96, at
+# least 0.98; verse of Shakespeare and Milton 0.89, 0.25, 1.
 MIN_FILLED = 0.72
-"""Least fraction of the breaks after a filled line. Filled breaks, those after the end of a sentence (MAX_FINAL) and
-before a capital, a digit or a mark (MAX_BEGUN), measured: 60 articles wrapped in 8 ways and 56 PDF files have at least
-0.75, at most 0.29, at most 0.44; the same articles with one sentence per line at most 0.40, at least 0.96, at least
-0.98; verse of Shakespeare and Milton 0.89, 0.25, 1."""
 
 FINAL = re.compile(r"[.!?:;…。！？：；][\"'”’»」』)\]*_]*$")
 QUOTE = re.compile(r"^(?:> ?)+")

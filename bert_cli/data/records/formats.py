@@ -18,8 +18,8 @@ from bert_cli.data.records import tfrecord
 from bert_cli.data.records.tfrecord import Feature
 from bert_cli.errors import DataError
 
+# The columns by name, [M, B, ...] of the micro-batches of a step or [n, ...] of any examples.
 Batch = dict[str, Array]
-"""The columns by name, [M, B, ...] of the micro-batches of a step or [n, ...] of any examples."""
 
 # The columns, in this order; weights are float32, all others int32.
 FIELDS = (
@@ -117,6 +117,7 @@ def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> In
 def _length_by_size(longest: int, token_bytes: int) -> Ints32:
     """Return the number of tokens of a record by the size of its frame; 0 for no record, -1 for two lengths."""
     lengths: dict[int, int] = {}
+    # A length below 2^21: all that a varint of three bytes holds.
     for width in (1, 2, 3):  # bytes of first_length, which is at most the length
         for length in range(1 << 7 * (width - 1), longest + 1):
             features = [("first_length", "int64", width), ("next_sentence_labels", "int64", 1)]
@@ -178,6 +179,7 @@ def static_mistakes(columns: Batch) -> Iterator[tuple[str, Any]]:
     is_padding_BP = positions_BP >= np.count_nonzero(is_token_BS, axis=1)[:, None]
     yield "masked_lm_positions names padding", (is_padding_BP & is_masked_BP).any(axis=1)
     # Unused slots become different negative numbers.
+    # -1, -2, ...: no two are equal, and none is a position.
     unused_P = ~np.arange(positions_BP.shape[1])
     sorted_BP = np.sort(np.where(is_masked_BP, positions_BP, unused_P), axis=1)
     is_twice_B = (sorted_BP[:, 1:] == sorted_BP[:, :-1]).any(axis=1)
@@ -216,9 +218,11 @@ def pack_columns(sequences: Batch, counts_B: Ints, sizes: tuple[int, int, int], 
     is_token_RS = sequences["input_mask"] > 0
     lengths_R = is_token_RS.sum(axis=1)
     ends_R = np.cumsum(lengths_R, dtype=np.int64)
+    # Tokens of each pack.
     totals_B = np.diff(ends_R[np.cumsum(counts_B) - 1], prepend=0)
     starts_R = ends_R - lengths_R - np.repeat(np.cumsum(totals_B) - totals_B, counts_B)
     is_sequence_BC = np.arange(pack_size) < counts_B[:, None]
+    # The number of a sequence in its pack, from 0.
     number_R = np.arange(len(lengths_R)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
     is_token_BS = np.arange(sequence_length) < totals_B[:, None]
     is_masked_RP = sequences["masked_lm_weights"] > 0

@@ -17,9 +17,10 @@ from bert_cli.data.tokens.tokenizer import SpecialIds
 from bert_cli.facts.masking import Masking
 
 STRIDE = np.array(0xD1B54A32D192ED03, np.uint64)
+# Purposes of random bits: masked positions, their replacements, cuts of segments.
 POSITIONS, REPLACEMENTS, CUTS = STRIDE * np.arange(1, 4, dtype=np.uint64)
-"""Purposes of random bits: masked positions, their replacements, cuts of segments."""
 _NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)
+# The low bits of a random number hold its position: one sort orders by the number and gives the position.
 _POSITION_BITS = np.uint64(0xFFFF)  # S is at most 65535
 
 
@@ -55,6 +56,7 @@ def mask_examples(
     masking = recipe.masking
     predictions = recipe.predictions
     maskable_BS = is_token_BS & (tokens_BS != special.cls) & (tokens_BS != special.sep)
+    # 15 % of the tokens, with [CLS] and [SEP], at least one: as in Google's create_pretraining_data.py.
     quotas_B = np.clip(np.rint(lengths_B * masking.probability).astype(np.int64), 1, predictions)
     order_BS = (bits(keys_B, POSITIONS, positions) & ~_POSITION_BITS) | positions.astype(np.uint64)
     if masking.unit == "token":
@@ -80,6 +82,7 @@ def _choose_tokens(
     length = order_BS.shape[1]
     width = min(predictions, length)
     order_BS[~maskable_BS] = _NEVER
+    # A partition finds the P smallest without sorting all S.
     smallest_BP = np.sort(np.partition(order_BS, width - 1, axis=1)[:, :width], axis=1)
     is_chosen_BP = (np.arange(width) < quotas_B[:, None]) & (smallest_BP != _NEVER)
     positions_BP = (smallest_BP & _POSITION_BITS).astype(np.int64)
@@ -108,12 +111,14 @@ def _choose_words(
     """Return which positions [B, S] are masked: words in random order, each that still fits into the quota."""
     rows, length = maskable_BS.shape
     begins_BS = maskable_BS & ~continues_BS
+    # [B, S] the word of each position, from 0 in each row.
     numbers_BS = np.maximum(np.cumsum(begins_BS, axis=1) - 1, 0)
     numbers = (numbers_BS + np.arange(rows)[:, None] * length)[maskable_BS]
     sizes_BW = np.bincount(numbers, minlength=rows * length).reshape(rows, length)
     is_chosen_BW = np.zeros((rows, length), np.bool_)
     left_B = quotas_B.copy()
     row = np.arange(rows)
+    # The n-th word of all rows at once: as many rounds as the row with the most words needs.
     for order_B in np.sort(np.where(begins_BS, order_BS, _NEVER), axis=1).T:
         row = row[(left_B[row] > 0) & (order_B[row] != _NEVER)]
         if not len(row):
@@ -132,8 +137,10 @@ def _replace(tokens_BS: Ints, positions_BP: Ints64, keys_B: Keys, recipe: MaskRe
     is_masked_BP = positions_BP < tokens_BS.shape[1]
     positions_BP = np.where(is_masked_BP, positions_BP, 0)
     drawn_BP = bits(keys_B, REPLACEMENTS, positions_BP)
+    # One draw of 64 bits: the upper half decides what replaces the token, the lower half which token.
     coin_BP = drawn_BP >> np.uint64(32)
     low_BP = drawn_BP & np.uint64(0xFFFFFFFF)
+    # A product instead of a remainder: uniform up to V / 2^32 (Lemire 2019).
     random_BP = ((low_BP * np.uint64(recipe.vocab_size)) >> np.uint64(32)).astype(np.int32)
     labels_BP = np.take_along_axis(tokens_BS, positions_BP, axis=1).astype(np.int32)
     replaced_BP = np.where(

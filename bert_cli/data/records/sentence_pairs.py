@@ -19,8 +19,8 @@ from bert_cli.data.random import Keys, bits
 from bert_cli.data.records.masking import CUTS
 from bert_cli.data.tokens.tokenizer import SpecialIds
 
+# Prefix sums of the tokens per sentence, or of the sentences per document.
 Ends = Sequence[int]
-"""Prefix sums of the tokens per sentence, or of the sentences per document."""
 
 
 class Pairs(NamedTuple):
@@ -64,6 +64,8 @@ def pair_sentences(
         start = documents[document]
         stop = documents[document + 1]
         while start < stop:
+            # For each example anew: drawn for a document, its rows would all be short, and their number vary by
+            # several per cent.
             target = longest if draw() >= short_seq_prob else 2 + int(draw() * (longest - 1))
             # The sentence that reaches the target is the last one collected.
             end = bisect_left(sentences, sentences[start] + target, start + 1, stop)
@@ -75,6 +77,7 @@ def pair_sentences(
                 rows.append((first, second - first, second, sentences[end] - second, False))
                 start = end
                 continue
+            # Any document but this one.
             random_document = int(draw() * (count - 1))
             random_document += random_document >= document
             begin = documents[random_document]
@@ -121,6 +124,7 @@ def truncated_lengths(
 ) -> tuple[Ints64, Ints64]:
     """Return the lengths [n] of pairs whose longer text, the second if equal, loses tokens until both fit."""
     # A text shrinks to the length of the other one, then both in turn.
+    # Of two long texts each gets half, and the first one more if the sum is odd.
     least = np.minimum(first, (longest + 1) // 2)
     new_first = np.clip(longest - second, least, first)
     return new_first, np.minimum(second, longest - new_first)
@@ -148,6 +152,7 @@ def _count_heads(tosses: Ints64, keys: Keys, side: int) -> Ints64:
     draw = 0
     while len(rows):
         drawn = bits(keys[rows], CUTS, np.array([2 * draw + side]))[:, 0]
+        # The number of ones in so many random bits is the number of heads.
         unused = np.maximum(64 - left, 0).astype(np.uint64)
         heads[rows] += np.bitwise_count(drawn >> unused)
         rows = rows[left > 64]
@@ -162,6 +167,7 @@ def gather(
     """Return rows `[CLS] A [SEP] B [SEP]` or `[CLS] A [SEP]` with padding [B, S], and their lengths [B]."""
     positions = np.arange(sequence_length)
     first = pairs.first_length[:, None]
+    # [B, S] the index of each token in the flat array; special tokens overwrite some later.
     source = positions + np.where(
         positions <= first, pairs.first_start[:, None] - 1, pairs.second_start[:, None] - first - 2
     )

@@ -23,6 +23,7 @@ Feature = tuple[str, str, list[bytes]]  # name, kind of list, packed values of e
 FRAME_BYTES = 16  # around a payload: length 8, its checksum 4, the payload's checksum 4
 HEAD_BYTES = 12
 CHECKSUM_BYTES = 4
+# The constant of TensorFlow and LevelDB: a checksum of data that contain their own checksum would be no check.
 MASK = 0xA282EAD8
 
 _LIST_TAG = {"bytes": b"\x0a", "float": b"\x12", "int64": b"\x1a"}
@@ -110,6 +111,7 @@ def varint(number: int) -> bytes:
 def _feature_head(name: str, kind: str, size: int) -> bytes:
     """Return the bytes of a feature before its `size` bytes of packed values."""
     head = b""
+    # From the inside out, because each length counts all bytes inside.
     for tag in (b"\x0a", _LIST_TAG[kind], b"\x12"):  # values; Feature's list; entry's value
         head = tag + varint(size + len(head)) + head
     head = b"\x0a" + varint(len(name)) + name.encode() + head  # entry's key
@@ -118,6 +120,7 @@ def _feature_head(name: str, kind: str, size: int) -> bytes:
 
 def varint_rows(numbers: Ints) -> list[bytes]:
     """Return each row of [B, n], none negative, as varints."""
+    # Bytes of the longest varint: 3 for token ids of 16,384 and more.
     width = len(varint(int(numbers.max(initial=0))))
     if width == 1:
         return byte_rows(numbers.astype(np.uint8))
@@ -160,6 +163,7 @@ def serialize_examples(features: Sequence[Feature]) -> Iterator[bytes]:
 def example_bytes(features: Iterable[tuple[str, str, int]]) -> int:
     """Return the size of an Example from names, kinds of list and bytes of packed values."""
     body = sum(len(_feature_head(name, kind, size)) + size for name, kind, size in features)
+    # The tag of the map, its length, and the features.
     return 1 + len(varint(body)) + body
 
 

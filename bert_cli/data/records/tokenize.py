@@ -41,11 +41,11 @@ BLOCK_POSITIONS = 1 << 17  # positions of the rows that are masked and serialize
 
 # For the estimate of the bytes to write, of English articles with Google's uncased vocabulary.
 TEXT_BYTES_PER_TOKEN = 4.4
+# Number of records made of the tokens that fill one record, by next_sentence.
 RECORDS_PER_FULL = {True: 1.25, False: 1.1}
-"""Number of records made of the tokens that fill one record, by next_sentence."""
+# Bytes of a record besides its positions: names, frame, its line in the index and its offset.
 STATIC_BYTES = 200
 DYNAMIC_BYTES = 100
-"""Bytes of a record besides its positions: names, frame, its line in the index and its offset."""
 FILLED = 0.9  # fraction of the positions that hold a token
 
 

@@ -26,6 +26,7 @@ from bert_cli.errors import import_extra
 from bert_cli.progress import Progress
 
 FOLDER = ".duplicates"
+# Of a thousand million documents two have the same 128 bits with a probability of 1e-21.
 HASH_BYTES = 16
 NO_TEXT = bytes(HASH_BYTES)  # hash of a document without text, which is never a duplicate
 
@@ -127,6 +128,7 @@ class _Document:
             runs = zip(*(words[n:] for n in range(WORDS_PER_RUN)), strict=False)
             self._minhash.update(list(map(" ".join, runs)))
             self._has_run = True
+        # The last four words begin the runs that end in the next line.
         self._last = words[1 - WORDS_PER_RUN :]
 
     def hash(self) -> bytes:
@@ -197,6 +199,7 @@ def near_to_earlier(signatures: Signatures, exact: Bools, threshold: float) -> B
                 for group in groups:
                     pairs = kept.setdefault(group, [])
                     pairs.append((document, signature))
+                    # Bounds the work of a document: bands times COMPARED comparisons.
                     del pairs[:-COMPARED]
             bar.advance(SIGNATURE_BYTES)
     return near
@@ -224,5 +227,6 @@ def _bands(signatures: Signatures, exact: Bools, threshold: float) -> Ints32:
 def band_width(threshold: float) -> int:
     """Return the largest band width at which RECALL of the pairs at the threshold agree in some band."""
     widths = np.arange(1, SIGNATURE_SIZE + 1)
+    # The probability that two documents of this similarity agree in all numbers of some band.
     recall = 1 - (1 - threshold**widths) ** (SIGNATURE_SIZE // widths)
     return int(widths[recall >= RECALL].max(initial=1))

@@ -31,15 +31,15 @@ ENDS = LANGUAGES["ends"]
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 WITHOUT_RULES = "it splits at the punctuation of every script, with the abbreviations of a related language or English"
 
+# Abbreviations by language; the file names their sources and license.
 LISTS = json.loads(Path(__file__).with_name("abbreviations.json").read_text(encoding="utf-8"))
-"""Abbreviations by language; the file names their sources and license."""
 BEFORE = ["", *"([«„“\"'’و", *(f"{letter}{mark}" for letter in "dlDL" for mark in "'’")]  # l'art.
 NUMBER = re.compile(
     r"[(\[<>≤≥≈~+−±§№$€£-]*(\d|[IVX]{2,}\b|[VX]\b|[A-Z](\.( No\.)? ?)?\d)"
 )  # 5, (3), IV, A.1
 
+# Splitter -> the packages whose versions change its sentences.
 PACKAGES = {"punkt": ["nltk"], "sentencex": ["sentencex"], "lines": []}
-"""Splitter -> the packages whose versions change its sentences."""
 Split = Callable[[str], list[str]]
 
 

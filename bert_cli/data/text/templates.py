@@ -14,13 +14,13 @@ from pathlib import Path
 from bert_cli.errors import ConfigError
 from bert_cli.files import JSONObject, read_json
 
+# Chosen by their frequency in sentences of the dumps of docs/wikipedia.md, with their names on the largest Wikipedias.
+# `fr:` and the like mark a name that has another meaning elsewhere.
 TEMPLATES: dict[str, str] = json.loads(
     Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
 )
-"""Chosen by their frequency in sentences of the dumps of docs/wikipedia.md, with their names on the largest Wikipedias.
-`fr:` and the like mark a name that has another meaning elsewhere."""
+# The pattern of templates that may hold paragraphs.
 QUOTE = TEMPLATES["quote"]
-"""The pattern of templates that may hold paragraphs."""
 PREFIXES = {"lang-": "{1}", "link-": "{3|1}", "به ": "{1}"}
 ARGUMENT = re.compile(r"\{([^{}]+)\}")
 NAMED = re.compile(r"\s*([^\s=<>/\[\]]+(?: [^\s=<>/\[\]]+)*)\s*=")
@@ -36,8 +36,8 @@ QUANTITY = re.compile(
 MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 CENTURY = {"s": "siglo", "S": "Siglo", "a": "a. C.", "d": "d. C."}
 
+# Returns the text of a template from its name, its arguments, and its named arguments.
 Function = Callable[[str, list[str], Mapping[str, str]], str]
-"""Returns the text of a template from its name, its arguments, and its named arguments."""
 Rules = Mapping[str, str | Function]
 
 

@@ -84,8 +84,8 @@ ELISION = re.compile(r"'''(?<=[^\w'][^\W\d_]''')(?=[^'\n]+''(?!'))")
 QUOTES = re.compile(r"''+")
 MAGIC_WORD = re.compile(r"__[^\Wa-z_]+__")
 ITEM_MARKS = ("*", "#", ":", ";")
+# How lines begin that are not paragraphs: list items, and rules and remains of unbalanced tables (both dropped).
 LINE_STARTS = (*ITEM_MARKS, "----", "{|", "|", "! ", "!!")
-"""How lines begin that are not paragraphs: list items, and rules and remains of unbalanced tables (both dropped)."""
 HEADING = re.compile(r"(={1,6})(.+)\1$")
 # Remains of dropped elements: empty brackets, separators at the ends of others, white space before a stop.
 # The patterns are separate, because searching for a fixed first letter takes a third of the time.

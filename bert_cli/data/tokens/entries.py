@@ -61,8 +61,8 @@ class Normalization:
         return {name: value for name, value in vars(self).items() if value != bert[name]}
 
 
+# As for BERT's uncased models.
 UNCASED = Normalization()
-"""As for BERT's uncased models."""
 
 
 def normalizer_entries(description: JSONObject) -> JSONObject:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+# Time in which the hub must answer the first request.
 SECONDS = 10
-"""Time in which the hub must answer the first request."""
 
 
 def download(name: str, patterns: list[str], has_files: Callable[[Path], bool]) -> Path:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 COPY_AGAIN = "copy it from the model again"
 TOKENIZER_FILE = "tokenizer.json"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # anywhere in a vocabulary
+# The special tokens of RoBERTa's and XLM-RoBERTa's vocabularies, in the same order.
 ROBERTA_TOKENS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-"""The special tokens of RoBERTa's and XLM-RoBERTa's vocabularies, in the same order."""
 MASK = "[MASK]"  # in texts of `bert predict`, whatever a vocabulary calls it
+# Names of the special tokens in a tokenizer_config.json.
 NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-"""Names of the special tokens in a tokenizer_config.json."""
 TOKENS = dict(zip(NAMES, SPECIAL_TOKENS, strict=True))
 LONGEST_WORD = 100  # characters of a word; a longer one is [UNK], as in Google's tokenizer
 
@@ -89,11 +89,11 @@ _LATER = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# Regular expressions of published tokenizers; others may take a time that grows exponentially with the text.
 PATTERNS = {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     *(_LATER, _LATER.replace("{1,3}", ""), r"\s+", r"\s", " {2,}"),
 }
-"""Regular expressions of published tokenizers; others may take a time that grows exponentially with the text."""
 
 
 def read_notation(path: Path) -> tuple[JSONObject, Notation]:

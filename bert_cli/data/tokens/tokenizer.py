@@ -58,12 +58,12 @@ VOCAB_FILE = "vocab.txt"
 CONFIG_FILE = "tokenizer_config.json"
 MAP_FILE = "special_tokens_map.json"
 ADDED_FILE = "added_tokens.json"
+# The files of a tokenizer, which every checkpoint has so that it can be opened alone.
 FILES = (VOCAB_FILE, CONFIG_FILE, TOKENIZER_FILE, MAP_FILE, ADDED_FILE)
-"""The files of a tokenizer, which every checkpoint has so that it can be opened alone."""
+# Entries of tokenizer_config.json and special_tokens_map.json that list added tokens.
 TOKEN_LISTS = ("added_tokens_decoder", "additional_special_tokens", "extra_special_tokens")
-"""Entries of tokenizer_config.json and special_tokens_map.json that list added tokens."""
+# The class of transformers that reads a tokenizer.json for any model; others depend on its version and the model.
 LIBRARY_CLASS = "PreTrainedTokenizerFast"
-"""The class of transformers that reads a tokenizer.json for any model; others depend on its version and the model."""
 SPACE = 32  # a byte up to it is white space or a control character
 NORMALIZER_KEYS = {key: key for key in ("lowercase", "strip_accents", "handle_chinese_chars")}
 

@@ -65,6 +65,7 @@ def run(settings: ExportSettings) -> None:
         words = [item.fields["text"] for item in texts]
         length = predictor.max_seq_length
         features, _ = encode_texts(predictor.tokenizer, words, None, {}, max_seq_length=length)
+        # Sums instead of means: a cosine does not see the difference.
         static = np.add.reduceat(table[features.tokens], features.starts)
         rank = spearmanr(*map(int8.similarities, (expected, static))).statistic
         note = f"static vectors against the model on {len(texts):,} texts: "
