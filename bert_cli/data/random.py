@@ -13,14 +13,11 @@ import numpy.typing as npt
 
 from bert_cli.arrays import Bools, Ints, Ints64, UInts64
 
-Bits = UInts64
-Keys = UInts64
-
 ROUNDS = 8  # four suffice for large corpora; small ones have halves of a few bits
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, made odd
 
 
-def mix(numbers: Bits) -> Bits:
+def mix(numbers: UInts64) -> UInts64:
     """Return 64 bits that look independent for each number, one to one, in a new array.
 
     The finalizer of splitmix64 (Steele, Lea & Flood 2014, "Fast Splittable Pseudorandom Number
@@ -34,14 +31,14 @@ def mix(numbers: Bits) -> Bits:
     return mixed
 
 
-def row_keys(numbers: npt.ArrayLike, *names: int | str) -> Keys:
+def row_keys(numbers: npt.ArrayLike, *names: int | str) -> UInts64:
     """Return keys of examples [B], from their numbers and other names such as seed, copy or epoch."""
     digest = hashlib.blake2b("\0".join(map(str, names)).encode(), digest_size=8).digest()
     base = np.uint64(int.from_bytes(digest, "little"))
     return mix(mix(base + np.atleast_1d(np.asarray(numbers, np.uint64)) * GOLDEN) ^ base)
 
 
-def bits(keys_B: Keys, purpose: np.uint64, positions: Ints) -> Keys:
+def bits(keys_B: UInts64, purpose: np.uint64, positions: Ints) -> UInts64:
     """Return 64 random bits for each position of each row: splitmix64 of the row's key."""
     start_B = mix(keys_B + purpose)
     return mix(start_B[:, None] + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN)
@@ -83,7 +80,7 @@ def record_at(sample_indices: npt.ArrayLike, size: int, seed: int) -> tuple[Ints
     return epochs, permute(indices, size, seed, epochs)
 
 
-def _feistel(numbers: Bits, keys: Bits, bits: Bits) -> Bits:
+def _feistel(numbers: UInts64, keys: UInts64, bits: UInts64) -> UInts64:
     """Permute the numbers below 2**bits: each half is changed in turn by a hash of the other half."""
     one_bit = np.uint64(1)
     low = bits >> one_bit

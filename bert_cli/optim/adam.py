@@ -5,18 +5,18 @@ from collections.abc import Sequence
 
 from keras import ops
 
-from bert_cli.optim.optimizer import Array, Hyperparameters, Rule
+from bert_cli.optim.optimizer import Hyperparameters, Rule, Tensor
 
 
 def update_direction(
     numbers: Hyperparameters,
     rule: Rule,
-    weight: Array,
-    gradient: Array,
-    slots: Sequence[Array],
-    factor: Array,
-    updates: Array,
-) -> tuple[Array, Array, Array]:
+    weight: Tensor,
+    gradient: Tensor,
+    slots: Sequence[Tensor],
+    factor: Tensor,
+    updates: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the update direction and the new moments; the decay is also multiplied by the learning rate."""
     # `factor` is folded into the moment coefficients, so XLA does not allocate a scaled gradient.
     first, second = slots
@@ -33,7 +33,7 @@ def update_direction(
     return direction, m, v
 
 
-def one_minus_power(beta: float, t: Array) -> Array:
+def one_minus_power(beta: float, t: Tensor) -> Tensor:
     """Return 1 - beta ** t, the factor of a mean of t values that started at zero."""
     # In float32, 1 - 0.999 ** 1 has a relative error of 1.3e-5; with the exact logarithm only the rounding
     # error remains.

@@ -22,9 +22,9 @@ from bert_cli.facts.optimizers import OptimizerKind
 
 # Weights without LAMB's trust ratio, by the last part of their names.
 NOT_ADAPTED = ("bias", "beta", "gamma")
-Array = Any  # a tensor of the Keras backend or anything that it converts
+Tensor = Any  # a tensor of the Keras backend or anything that it converts
 # (key, shape) -> uniform uint32 of the shape.
-RandomBits = Callable[[Array, Shape], Array]
+RandomBits = Callable[[Tensor, Shape], Tensor]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Optimizer:
     """With it, new weights are rounded to float16 at random; without, to the nearest."""
 
     @property
-    def update_direction(self) -> Callable[..., tuple[Array, ...]]:
+    def update_direction(self) -> Callable[..., tuple[Tensor, ...]]:
         """The function of the optimizer's file, of (rule, weight, gradient, slots, factor, updates).
 
         It returns the update direction and the new slots of a weight, in float32. The gradient is multiplied by
@@ -70,12 +70,12 @@ class Optimizer:
     def apply_update(
         self,
         rule: Rule,
-        weight: Array,
-        direction: Array,
-        squared_norms: tuple[Array, Array] | None,
-        learning_rate: Array,
-        key: Array,
-    ) -> Array:
+        weight: Tensor,
+        direction: Tensor,
+        squared_norms: tuple[Tensor, Tensor] | None,
+        learning_rate: Tensor,
+        key: Tensor,
+    ) -> Tensor:
         """Return the new weight, in its format.
 
         `squared_norms` are those of weight and direction, None without a trust ratio; `key` depends on weight and step.
@@ -96,7 +96,7 @@ class Optimizer:
         return int.from_bytes(digest, "little") % 2**31
 
     @staticmethod
-    def key(weight_id: Array, step: Array) -> Array:
+    def key(weight_id: Tensor, step: Tensor) -> Tensor:
         """Return the key of the random bits of a weight in a step, int32 [2]."""
         return ops.stack([weight_id, step])
 
@@ -129,7 +129,7 @@ def weight_rules(
     }
 
 
-def trust_ratio(weight_squared: Array, direction_squared: Array) -> Array:
+def trust_ratio(weight_squared: Tensor, direction_squared: Tensor) -> Tensor:
     """Return |weight| / |direction| from the squared norms of both; 1 when either is 0 (You et al. 2020, alg. 2)."""
     weight_norm = ops.sqrt(weight_squared)
     direction_norm = ops.sqrt(direction_squared)
@@ -147,7 +147,7 @@ def clip_factor(squared: float, max_norm: float) -> float:
     return 1.0 if norm <= max_norm else max_norm / norm
 
 
-def round_stochastically(value: Array, bits: Array) -> Array:
+def round_stochastically(value: Tensor, bits: Tensor) -> Tensor:
     """Return float32 values as float16, rounded up or down at random by uniform uint32 bits, exact on average.
 
     Float16 numbers stay, as do NaN and infinities; finite values past the largest become the largest. Rounded to the

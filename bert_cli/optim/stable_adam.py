@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from keras import ops
 
 from bert_cli.optim import adam
-from bert_cli.optim.optimizer import Array, Hyperparameters, Rule
+from bert_cli.optim.optimizer import Hyperparameters, Rule, Tensor
 
 
 def update_direction(
     numbers: Hyperparameters,
     rule: Rule,
-    weight: Array,
-    gradient: Array,
-    slots: Sequence[Array],
-    factor: Array,
-    updates: Array,
-) -> tuple[Array, Array, Array]:
+    weight: Tensor,
+    gradient: Tensor,
+    slots: Sequence[Tensor],
+    factor: Tensor,
+    updates: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return AdamW's update direction, with its decay, divided by the size of the gradient, and the new moments.
 
     The size is the root mean square, over a complete weight, of the gradient divided by the root of the second moment;

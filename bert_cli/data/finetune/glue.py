@@ -160,7 +160,7 @@ def _label_names(folder: Path, task: Task) -> tuple[str, ...]:
 
 
 def write_server_file(
-    path: Path, name: str, examples: tables.TextExamples, predictions: tables.Column
+    path: Path, name: str, examples: tables.TextExamples, predictions: tables.Array
 ) -> None:
     """Write the test predictions [n] of a task as its server accepts them: see `Task.server_files`.
 

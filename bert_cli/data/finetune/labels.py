@@ -12,8 +12,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
-from bert_cli.arrays import Floats, Ints64
-from bert_cli.data.finetune.tables import Column
+from bert_cli.arrays import Array, Floats, Ints64
 from bert_cli.data.io.rows import listed
 from bert_cli.errors import CheckpointError, ConfigError, did_you_mean
 from bert_cli.files import read_json
@@ -44,15 +43,15 @@ class Decision(BaseModel):
         """Return the threshold of each of `size` labels."""
         return [*self.thresholds.values()] or [USUAL_THRESHOLD] * size
 
-    def answers(self, logits: Floats, *, several: bool) -> Column:
+    def answers(self, logits: Floats, *, several: bool) -> Array:
         """Return the label of each text [n] from logits [n, L]; with several labels, whether it has each [n, L]."""
         if not several:
             return logits.argmax(1)
-        has: Column = expit(logits) > self.thresholds_of(logits.shape[1])
+        has: Array = expit(logits) > self.thresholds_of(logits.shape[1])
         return has
 
 
-def decide(logits: Floats, labels: Column, names: Sequence[str]) -> Decision:
+def decide(logits: Floats, labels: Array, names: Sequence[str]) -> Decision:
     """Return what texts choose: a temperature by labels [n], or by several labels [n, L] the threshold of each."""
     if labels.ndim == 1:
         return Decision(temperature=best_temperature(logits, labels))
@@ -68,12 +67,12 @@ def read_decision(folder: Path) -> Decision:
     return read_json(path, Decision, CheckpointError, "copy the model again")
 
 
-def label_counts(labels: Column, size: int) -> Ints64:
+def label_counts(labels: Array, size: int) -> Ints64:
     """Return the number of texts of each label [L], from numbers [n] or, of several labels, 0 and 1 [n, L]."""
     return labels.sum(0) if labels.ndim == 2 else np.bincount(labels, minlength=size)
 
 
-def weights_of(labels: Column, names: Sequence[str], table: ClassWeights) -> Column:
+def weights_of(labels: Array, names: Sequence[str], table: ClassWeights) -> Array:
     """Return the weight of each label of each text, shaped as `labels`; the least is 1, as their ratio alone counts.
 
     `balanced` weights are inverse to the number of texts: each label has the same sum of weights, and of several
@@ -94,7 +93,7 @@ def weights_of(labels: Column, names: Sequence[str], table: ClassWeights) -> Col
     return (column / column.min()).astype(np.float32)
 
 
-def describe_rare(labels: Column, names: Sequence[str]) -> str:
+def describe_rare(labels: Array, names: Sequence[str]) -> str:
     """Return what accuracy hides, in a sentence, where a label is rare; otherwise ""."""
     counts = label_counts(labels, len(names))
     rare = int(counts.argmin())
@@ -107,7 +106,7 @@ def describe_rare(labels: Column, names: Sequence[str]) -> str:
     )
 
 
-def best_thresholds(labels: Column, probabilities: Floats) -> list[float]:
+def best_thresholds(labels: Array, probabilities: Floats) -> list[float]:
     """Return the threshold of each label [L] with the best F1 on texts [n, L]; 0.5 where none is better.
 
     A threshold lies halfway between two probabilities; of equally good ones, the nearest to 0.5 is taken.
@@ -131,7 +130,7 @@ def best_thresholds(labels: Column, probabilities: Floats) -> list[float]:
     return thresholds
 
 
-def scores_of_labels(labels: Column, predictions: Column) -> list[list[float]]:
+def scores_of_labels(labels: Array, predictions: Array) -> list[list[float]]:
     """Return five columns [L] for labels [n, L]: texts, predictions, precision, recall and F1; 0 where undefined."""
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -139,11 +138,11 @@ def scores_of_labels(labels: Column, predictions: Column) -> list[list[float]]:
     return [column.tolist() for column in (texts, predictions.sum(0), *ratios)]
 
 
-def several_samples(labels: Column, predictions: Column, examples: Examples) -> dict[str, Sample]:
+def several_samples(labels: Array, predictions: Array, examples: Examples) -> dict[str, Sample]:
     """Return micro and macro F1 of predictions [n, L]; a label that no text has and none gets counts for neither."""
     hits = 2 * (labels & predictions)
     occurs = labels + predictions.astype(np.int8)
-    is_used: Column = np.array(occurs.any(0))
+    is_used: Array = np.array(occurs.any(0))
     # Without any label in texts and answers the macro F1 is 0, not undefined.
     is_used[0] |= not is_used.any()
     return {
@@ -166,7 +165,7 @@ def expit(logits: Floats) -> Floats:
     return values
 
 
-def of_rows(function: Callable[..., Floats], *columns: Column) -> Floats:
+def of_rows(function: Callable[..., Floats], *columns: Array) -> Floats:
     """Return the values [n] of a function of columns [n, L] and [n], computed from a few rows at a time."""
     size = max(1, CELLS_AT_ONCE // columns[0].shape[1])
     parts = (slice(begin, begin + size) for begin in range(0, len(columns[0]), size))
@@ -178,7 +177,7 @@ def confidences(logits: Floats, temperature: float = 1.0) -> Floats:
     return of_rows(lambda part: softmax(part / np.float32(temperature), 1).max(1), logits)
 
 
-def best_temperature(logits: Floats, labels: Column) -> float:
+def best_temperature(logits: Floats, labels: Array) -> float:
     """Return the temperature with the least mean cross entropy of labels [n]; 1 for few texts or without an error.
 
     A trained classifier is too sure of itself. Dividing its logits by one number makes a label of probability 0.8 right
@@ -190,7 +189,7 @@ def best_temperature(logits: Floats, labels: Column) -> float:
     from scipy.special import logsumexp
 
     def loss(logarithm: float) -> float:
-        def losses(logits: Floats, labels: Column) -> Floats:
+        def losses(logits: Floats, labels: Array) -> Floats:
             scaled = logits.astype(np.float64) / np.exp(logarithm)
             cross_entropies: Floats = logsumexp(scaled, 1) - scaled[np.arange(len(labels)), labels]
             return cross_entropies
@@ -201,7 +200,7 @@ def best_temperature(logits: Floats, labels: Column) -> float:
     return float(np.exp(optimum.x))
 
 
-def calibration_error(probability: Floats, is_right: Column) -> float:
+def calibration_error(probability: Floats, is_right: Array) -> float:
     """Return how far the mean probability and the accuracy of a bin are apart: the root of the mean square over texts.
 
     A bin of a few texts has a gap by chance, whose mean square is subtracted: otherwise no model would be calibrated
@@ -219,13 +218,13 @@ def calibration_error(probability: Floats, is_right: Column) -> float:
     return float(np.sqrt(max(0.0, squares.sum() / max(1, sizes.sum()))))
 
 
-def kept_decision(decision: Decision, logits: Floats, labels: Column) -> Decision:
+def kept_decision(decision: Decision, logits: Floats, labels: Array) -> Decision:
     """Return the decision, or none where the temperature does not lower the error of texts that did not choose it."""
     after, before = _errors(decision, logits, labels)
     return decision if after < before else Decision()
 
 
-def describe_calibration(decision: Decision, logits: Floats, labels: Column) -> str:
+def describe_calibration(decision: Decision, logits: Floats, labels: Array) -> str:
     """Return the calibration errors of answers at a temperature and without, and how many are answered how well."""
     after, before = _errors(decision, logits, labels)
     first = f"calibration error {after:.4f} at temperature {decision.temperature:.4f}"
@@ -242,7 +241,7 @@ def describe_calibration(decision: Decision, logits: Floats, labels: Column) -> 
     return "\n".join(lines)
 
 
-def _errors(decision: Decision, logits: Floats, labels: Column) -> list[float]:
+def _errors(decision: Decision, logits: Floats, labels: Array) -> list[float]:
     """Return the calibration errors with the temperature and without."""
     is_right = logits.argmax(1) == labels
     return [

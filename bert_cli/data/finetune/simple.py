@@ -18,10 +18,9 @@ from bert_cli.data.search.passages import UNSPACED
 WORD = rf"[{UNSPACED}]|(?u:\b\w\w+\b)"  # scikit-learn's, and each letter where words have no spaces
 BYTES = 40_000_000  # of training texts for one regression: some minutes
 DEPTH = 100  # documents that BM25 ranks
-Column = Array
 
 
-def most_frequent(labels: Column, size: int) -> Column:
+def most_frequent(labels: Array, size: int) -> Array:
     """Return the most frequent of label numbers [n], or the mean of scores, for each of `size` examples.
 
     Of several labels [n, L] return the log odds of the frequency of each [size, L].
@@ -33,15 +32,13 @@ def most_frequent(labels: Column, size: int) -> Column:
     return np.full(size, labels.mean() if is_score else np.bincount(labels).argmax(), labels.dtype)
 
 
-def takes_long(texts: Sequence[str], labels: Column) -> bool:
+def takes_long(texts: Sequence[str], labels: Array) -> bool:
     """Return whether a regression on the words of texts [n] is too large for a baseline."""
     models = labels.shape[1] if labels.ndim == 2 else 1
     return models * sum(map(len, texts)) > BYTES
 
 
-def by_regression(
-    inputs: Any, labels: Column, held_out: Any, weights: Column | None = None
-) -> Column:
+def by_regression(inputs: Any, labels: Array, held_out: Any, weights: Array | None = None) -> Array:
     """Return labels [m] by logistic regression on one and two words of texts (tf-idf), or on vectors [n, D].
 
     Sublinear term frequencies and C = 10 are as good as any simple pipeline of scikit-learn on short and on long texts.
@@ -75,7 +72,7 @@ def by_regression(
                 known = scale * inputs
                 asked = scale * held_out
             if labels.ndim == 1:
-                predicted: Column = method.fit(known, labels, weights).predict(asked)
+                predicted: Array = method.fit(known, labels, weights).predict(asked)
                 return predicted
         # Of scikit-learn, for one label alone or texts without a word of two letters.
         except ValueError:

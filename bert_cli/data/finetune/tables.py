@@ -30,7 +30,6 @@ from bert_cli.statistics import Examples, Sample, identify, linked_texts, plain,
 from bert_cli.text import count
 
 Labels = Ints32 | Ints8 | Floats32
-Column = Array
 
 UNLABELLED = "rows with none of the labels, included"
 EMPTY_TEXT = "rows with an empty text, included"
@@ -317,7 +316,7 @@ def table_rows(
 
 
 def samples_of(
-    names: Sequence[str], labels: Column, predictions: Column, examples: Examples
+    names: Sequence[str], labels: Array, predictions: Array, examples: Examples
 ) -> dict[str, Sample]:
     """Return the metrics by name. An undefined metric is 0, never NaN, so that the best checkpoint is well defined.
 
@@ -333,7 +332,7 @@ def samples_of(
     return {name: sample_of(examples, *columns.get(name, (name, *pair))) for name in names}
 
 
-def confusion(labels: Column, predictions: Column, size: int) -> list[list[int]]:
+def confusion(labels: Array, predictions: Array, size: int) -> list[list[int]]:
     """Return the confusion matrix of `size` labels: a row for each label, a column for each prediction."""
     from sklearn.metrics import confusion_matrix
 

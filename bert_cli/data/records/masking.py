@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_cli.arrays import Bools, Ints, Ints32, Ints64
-from bert_cli.data.random import Keys, bits
+from bert_cli.arrays import Bools, Ints, Ints32, Ints64, UInts64
+from bert_cli.data.random import bits
 from bert_cli.data.records.formats import Batch
 from bert_cli.data.tokens.tokenizer import SpecialIds
 from bert_cli.facts.masking import Masking
@@ -40,7 +40,7 @@ def mask_examples(
     lengths_B: Ints,
     first_lengths_B: Ints,
     labels_B: Ints | Bools,
-    keys_B: Keys,
+    keys_B: UInts64,
     recipe: MaskRecipe,
 ) -> Batch:
     """Mask rows of tokens and return all columns of the examples, int32 and weights float32.
@@ -76,7 +76,7 @@ def mask_examples(
 
 
 def _choose_tokens(
-    order_BS: Keys, maskable_BS: Bools, quotas_B: Ints64, predictions: int
+    order_BS: UInts64, maskable_BS: Bools, quotas_B: Ints64, predictions: int
 ) -> Ints64:
     """Return the positions of the `quotas` [B] smallest random numbers, ascending, then S."""
     length = order_BS.shape[1]
@@ -106,7 +106,7 @@ def unmasked(batch: Batch) -> Ints32:
 
 
 def _choose_words(
-    order_BS: Keys, maskable_BS: Bools, continues_BS: Bools, quotas_B: Ints64
+    order_BS: UInts64, maskable_BS: Bools, continues_BS: Bools, quotas_B: Ints64
 ) -> Bools:
     """Return which positions [B, S] are masked: words in random order, each that still fits into the quota."""
     rows, length = maskable_BS.shape
@@ -131,7 +131,7 @@ def _choose_words(
     return maskable_BS & np.take_along_axis(is_chosen_BW, numbers_BS, axis=1)
 
 
-def _replace(tokens_BS: Ints, positions_BP: Ints64, keys_B: Keys, recipe: MaskRecipe) -> Batch:
+def _replace(tokens_BS: Ints, positions_BP: Ints64, keys_B: UInts64, recipe: MaskRecipe) -> Batch:
     """Replace the tokens at these positions 80/10/10 and pad the targets to P with zeros."""
     rows, width = positions_BP.shape
     is_masked_BP = positions_BP < tokens_BS.shape[1]

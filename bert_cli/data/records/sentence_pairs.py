@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_cli.arrays import Bools, Ints, Ints32, Ints64
-from bert_cli.data.random import Keys, bits
+from bert_cli.arrays import Bools, Ints, Ints32, Ints64, UInts64
+from bert_cli.data.random import bits
 from bert_cli.data.records.masking import CUTS
 from bert_cli.data.tokens.tokenizer import SpecialIds
 
@@ -130,7 +130,7 @@ def truncated_lengths(
     return new_first, np.minimum(second, longest - new_first)
 
 
-def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:
+def truncate_pairs(pairs: Pairs, longest: int, keys: UInts64) -> Pairs:
     """Truncate every pair to `longest` tokens, one by one from the longer segment (B if equal), at a random end."""
     first = pairs.first_length
     second = pairs.second_length
@@ -144,7 +144,7 @@ def truncate_pairs(pairs: Pairs, longest: int, keys: Keys) -> Pairs:
     )
 
 
-def _count_heads(tosses: Ints64, keys: Keys, side: int) -> Ints64:
+def _count_heads(tosses: Ints64, keys: UInts64, side: int) -> Ints64:
     """Return the number of heads in `tosses` coin tosses for each row; a draw gives 64 tosses."""
     heads = np.zeros(len(tosses), np.int64)
     rows = np.flatnonzero(tosses)

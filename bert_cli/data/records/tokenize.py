@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert_cli.arrays import Ints64
+from bert_cli.arrays import Ints64, UInts64
 from bert_cli.data.io.documents import sentence_blocks
 from bert_cli.data.io.files import Part, Reading, split_part, text_bytes
 from bert_cli.data.io.inputs import Sentences
 from bert_cli.data.io.manifest import Shard, Stats, shard_of
-from bert_cli.data.random import Keys, row_keys
+from bert_cli.data.random import row_keys
 from bert_cli.data.records import formats, sentence_pairs
 from bert_cli.data.records.formats import DynamicRecords
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
@@ -205,7 +205,7 @@ def _encoder(
     return encoder_of(vocabulary), vocabulary
 
 
-def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, int]:
+def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, UInts64, int]:
     """Return the truncated pairs of all copies in shuffled order, their keys, and their tokens before truncation."""
     seed = recipe.seed
     sentences = group.sentences.tolist()
@@ -229,7 +229,7 @@ def _pair_group(group: Group, recipe: Recipe, name: str) -> tuple[Pairs, Keys, i
 
 
 def _blocks(
-    group: Group, pairs: Pairs, keys: Keys, recipe: Recipe, vocabulary: Vocabulary
+    group: Group, pairs: Pairs, keys: UInts64, recipe: Recipe, vocabulary: Vocabulary
 ) -> Iterator[Iterator[bytes]]:
     """Yield the serialized records of all pairs, in their order, a block at a time."""
     length = recipe.sequence_length

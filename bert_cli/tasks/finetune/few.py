@@ -17,7 +17,6 @@ from bert_cli.config.finetune import ClassifySettings
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.readers import PackReader
 from bert_cli.data.finetune.simple import unit_scale
-from bert_cli.data.finetune.tables import Column
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.heads import MEAN_CLASSIFICATION
@@ -65,7 +64,7 @@ def draw(train: Features, seed: int) -> Features:
     return replace(pairs, labels={"text_numbers": pairs.labels["labels"]})
 
 
-def pairs_of(labels: Column, seed: int) -> Ints64:
+def pairs_of(labels: Array, seed: int) -> Ints64:
     """Return the numbers of texts [2 * PAIRS]: pairs of one label, where the texts come about equally often.
 
     Raises DataError if no label has two texts.
@@ -102,7 +101,7 @@ def fit(opened: Callable[[], Embedding], train: Features, weights: Mapping[str, 
         weights[f"{MEAN_CLASSIFICATION.name}/classifier/{name}"].assign(value)
 
 
-def regression(vectors: Array, labels: Column) -> dict[str, Floats32]:
+def regression(vectors: Array, labels: Array) -> dict[str, Floats32]:
     """Return `kernel` [D, L] and `bias` [L] of logistic regression on vectors [n, D], scaled to the mean square 1."""
     from sklearn.linear_model import LogisticRegression  # takes a second
     from threadpoolctl import threadpool_limits

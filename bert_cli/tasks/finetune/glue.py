@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_cli.arrays import Array
 from bert_cli.config.finetune import GlueSettings
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
 from bert_cli.data.finetune.labels import (
     confidences,
 )
 from bert_cli.data.finetune.tables import (
-    Column,
     TextExamples,
 )
 from bert_cli.data.tokens.tokenizer import TextTokenizer
@@ -74,7 +74,7 @@ def build(settings: GlueSettings, tokenizer: TextTokenizer, source: models.Sourc
 def _evaluate(name: str, sets: Mapping[str, TextExamples], logits: Logits) -> Result:
     """Return the metrics of each development set, with what writes predictions."""
 
-    def predictions(logits: Logits) -> dict[str, Column]:
+    def predictions(logits: Logits) -> dict[str, Array]:
         """Return the number of each label or, for regression, the number that is predicted."""
         if TASKS[name].is_regression:
             return {split: values[:, 0] for split, values in logits.items()}

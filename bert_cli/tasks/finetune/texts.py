@@ -19,7 +19,6 @@ from bert_cli.data.finetune.labels import (
 )
 from bert_cli.data.finetune.split import warn_of_shared
 from bert_cli.data.finetune.tables import (
-    Column,
     TextExamples,
     read_table,
     samples_of,
@@ -40,7 +39,7 @@ FEW = 500
 
 def decided(
     rows: TextExamples, logits: Floats32, stored: Decision | None = None, *, folded: bool = False
-) -> tuple[Decision, Column]:
+) -> tuple[Decision, Array]:
     """Return the `stored` decision, or the one that half of the texts choose, and the answers by it.
 
     With `folded`, the answers to this half are by the decision of the other half.
@@ -65,7 +64,7 @@ def digest_of(sets: Mapping[str, TextExamples]) -> str:
 
 
 def score(
-    metrics: Sequence[str], sets: Mapping[str, TextExamples], answers: Mapping[str, Column]
+    metrics: Sequence[str], sets: Mapping[str, TextExamples], answers: Mapping[str, Array]
 ) -> dict[str, Sample]:
     """Return the metrics of the answers to sets: numbers of labels, scores, or of several labels 0 and 1.
 
@@ -89,7 +88,7 @@ def baselines_of(
     sets: Mapping[str, TextExamples],
     metrics: Sequence[str],
     source: models.Source | None,
-    weights: Column | None = None,
+    weights: Array | None = None,
     folds: Ints | None = None,
 ) -> dict[str, Result]:
     """Return the results of the mean, or of the majority class and of regressions, on the development sets.
@@ -196,7 +195,7 @@ def features_of_texts(
 
 
 def write_predictions(
-    folder: Path, name: str, examples: TextExamples, answers: Column, probabilities: Column | None
+    folder: Path, name: str, examples: TextExamples, answers: Array, probabilities: Array | None
 ) -> None:
     """Write the answer to each example with its text; the set "validation_x" goes to predictions_x.jsonl."""
     path = folder / f"predictions{name.removeprefix('validation')}.jsonl"
