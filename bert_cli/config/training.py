@@ -74,6 +74,7 @@ class GlobalBatch(Settings):
         size = values.get("micro_batch_size")
         is_auto = size == "auto"
         is_given = "grad_acc_steps_per_replica" in values
+        # Values of a command line are texts here: pydantic has not made them numbers.
         total = str(values.get("examples_per_step"))
         if is_auto and (is_given or total == "None"):
             problem = "auto computes the accumulation from examples_per_step"
@@ -83,6 +84,7 @@ class GlobalBatch(Settings):
         # Other texts are rejected later, when pydantic validates them as numbers.
         if is_given or not all(map(str.isdecimal, numbers)):
             return values
+        # `or 1`: zero is refused later, as a number below 1.
         examples, size, replicas = map(int, numbers)
         accumulation, rest = divmod(examples, size * replicas or 1)
         if rest:
@@ -313,6 +315,7 @@ class TrainSettings(Settings):
     def _check(self) -> None:
         model = self.bert_config
         first, second = self.parallel.tensor_shape
+        # The first number divides heads and inner columns, the second the hidden size.
         shards = {"num_attention_heads": first, "intermediate_size": first, "hidden_size": second}
         for name, number in shards.items() if self.knows_its_model else ():
             if getattr(model, name) % number:
@@ -328,6 +331,7 @@ class TrainSettings(Settings):
         stages = self.parallel.pipeline_stages
         if stages is None or self.parallel.layout == "auto" or not self.knows_its_model:
             return  # no stages, stages that `auto` replaces, or an unknown number of layers
+        # Stages are slices of this list, in its order.
         expected = ["emb", *["hid"] * model.num_hidden_layers, *self.head.last_blocks]
         listed = [block for stage in stages for block in stage]
         if listed != expected:

@@ -82,6 +82,7 @@ class Mesh:
     @property
     def kind(self) -> str:
         """GPU, TPU or CPU."""
+        # Both engines name devices ...:KIND:NUMBER.
         return self.devices[0][0].upper().split(":")[-2]
 
 

@@ -171,6 +171,7 @@ def _segments(
         where = f"global_batch.start_fraction ({batch.start_fraction})"
         raise ConfigError(where, problem, remedy)
     segments = []
+    # Sequences until the batch is full.
     growth = batch.growth_frac * samples
     step = before = 0
     read = 0.0

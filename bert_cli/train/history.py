@@ -130,6 +130,7 @@ class Run:
         best = _read_object(self.folder / BEST)
         if not isinstance(evaluations, int) or not isinstance(best.get("step"), int):
             return False
+        # Steps without an evaluation have no held-out metric and do not count.
         later = (metrics for step, metrics in self.steps.items() if step > best["step"])
         return sum(f"{HELD_OUT}{best.get('metric')}" in metrics for metrics in later) >= evaluations
 

@@ -91,9 +91,11 @@ class Step:
         """
         state = self.state
         scale = self.state.loss_scale
+        # Numbers over the whole run, so that dropout depends on neither replicas nor processes.
         micro_batches = self.micro_batches(state.step)
         request = UpdateRequest(
             step=state.step,
+            # Adam's bias correction counts the updates that happened.
             updates=state.step - scale.skipped,
             micro_batches=len(micro_batches),
             first_micro_batch=micro_batches.start,

@@ -273,6 +273,7 @@ def wandb(run_settings: JSONObject, folder: Path, closing: ExitStack) -> Reporte
         import wandb as client
 
         folder.mkdir(parents=True, exist_ok=True)
+        # Kept with the run, since a resumed run is another process.
         identity = folder / "wandb_id"
         if not identity.exists():
             # A sweep sets the id.
@@ -325,6 +326,7 @@ def in_background(
 
     def end() -> None:
         waiting.put(None)
+        # Then the run ends; the thread is a daemon.
         thread.join(LEAVE_SECONDS)
         if thread.is_alive():
             print_line(f"{name}: does not respond; the run ends without waiting")

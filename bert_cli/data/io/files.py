@@ -39,6 +39,7 @@ Format = Literal[
 ]
 
 DECODERS: dict[str, Callable[[], Any]] = {
+    # 16 for the header of gzip, and 15 for the largest window.
     "gzip": lambda: zlib.decompressobj(31),
     "xz": lzma.LZMADecompressor,
     "bzip2": bz2.BZ2Decompressor,
@@ -61,6 +62,7 @@ XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html", b"<svg")
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 NOT_UTF_8 = "save it as UTF-8, as with iconv -f ENCODING -t UTF-8 (EUC-JP, GB18030, LATIN1, ...)"
 PARQUET = b"PAR1"
+# The longest is that of bzip2: four bytes, then six of the first block.
 LONGEST_MARK = 16  # of a compression
 JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
 TABLES: tuple[Format, ...] = ("csv", "tsv")
@@ -174,6 +176,7 @@ def recognise(path: Path, reading: Reading) -> Part | None:
         problem = "is a JSON array"
         raise DataError(str(path), problem, "write one object on each line (jq -c .[])")
     if kind != "parquet":
+        # A tenth of zeros is no text, however it is encoded; a few zeros are damage that one may want to read past.
         if 10 * first.count(0) > len(first) or (b"\r" in head and b"\n" not in head):
             problem = "is not UTF-8 text with line ends (zero bytes or carriage returns alone)"
             remedy = "convert it, as with iconv or tr '\\r' '\\n', or leave it out"
@@ -394,10 +397,12 @@ def split_part(part: Part, size: int, reading: Reading, *, anywhere: bool = Fals
     is_whole = is_document or part.format in (*TABLES, "parquet", *DOCUMENTS)
     if part.compression or is_whole or part.size < 2 * size:
         return [part]
+    # Parts are then at most an eighth larger than asked.
     near = size // 8 if anywhere else part.size
     starts = [0]
     with open_part(part) as file:
         for offset in range(size, part.size - size // 2, size):
+            # A document may be longer than a part.
             if offset > starts[-1]:
                 starts.append(_document_start(file, offset, part.format, near))
     starts = [start for start in starts if start < part.size]
@@ -409,6 +414,7 @@ def split_part(part: Part, size: int, reading: Reading, *, anywhere: bool = Fals
 
 def _document_start(file: IO[bytes], offset: int, kind: Format, near: int) -> int:
     """Return the start of the first document from `offset` on, or of a line if none is within `near`."""
+    # One byte before: if the offset is the start of a line, that line is not skipped.
     file.seek(offset - 1)
     start = first = offset - 1 + len(file.readline())
     after_blank = False

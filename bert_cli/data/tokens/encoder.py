@@ -45,6 +45,7 @@ class ByteLevelEncoder:
         """Encode the lines of a text. A line after a line of its document begins with a space, as in running text."""
         lines = [line.strip() for line in text.split("\n")]
         pairs = zip(["", *lines], lines, strict=False)
+        # In byte-level BPE a space is a part of the word after it.
         spaced = [f" {line}" if before and line else line for before, line in pairs]
         encodings = self._tokenizer.library.encode_batch_fast(spaced, add_special_tokens=False)
         ids = [encoding.ids for encoding in encodings]
@@ -79,6 +80,7 @@ class Encoder:
         words = np.fromiter(map(self._numbers.__getitem__, strings), np.int64, len(strings))
         self._learn(list(islice(self._numbers, len(self._ends), None)))
         lengths = np.diff(self._ends, prepend=0)[words]
+        # The first token of each word in the text, and the end.
         until = np.append(0, np.cumsum(lengths))
         # From the index of a token in the text to its index in the cache.
         shift = self._ends[words] - until[1:]

@@ -203,12 +203,14 @@ def configure_runtime(precision: str, deterministic: bool) -> None:
 def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> Mesh:
     """Take the devices of a layout and join the other processes; see `Runtime`."""
     kind = _kind()
+    # Replicas of this process, each with all its devices.
     needed = layout.replicas // processes.count * layout.devices_of_replica
     platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
     if platforms and "cpu" not in platforms:
         jax.config.update("jax_platforms", f"{platforms},cpu")  # where weights are made
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/bert/jax").expanduser()))
+        # JAX's own limit is 1 s; many of our functions compile faster than that, and together they take long.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if kind == "CPU":
         # If JAX has started already, too few devices are an error below.
@@ -221,6 +223,7 @@ def open_mesh(processes: Processes, layout: Layout, rendezvous: Rendezvous) -> M
     if processes.count > 1:
         processes = _join(processes, rendezvous, links)
     is_cpu = kind == "CPU"
+    # Beside a GPU there is always a CPU, on which weights are made.
     devices = [device for device in jax.local_devices() if (device.platform == "cpu") == is_cpu]
     names = [f"jax:{kind}:{number}" for number in range(min(needed, len(devices)))]
     rows = divide_devices(names, kind, processes, layout)
@@ -265,6 +268,8 @@ def _join(processes: Processes, rendezvous: Rendezvous, links: Links) -> Process
             if rank == 0:
                 listener.settimeout(rendezvous.register_seconds)
                 service = _start_service(processes, interface, links)
+                # The port of the service is chosen by the system, so the others learn it by their connection to rank
+                # 0.
                 link = _accept_links(listener, processes.count, service, links)
             else:
                 address = address_of(processes.workers[0])
@@ -314,6 +319,7 @@ def _start_service(processes: Processes, interface: str | None, links: Links) ->
         (at.address for at in entries if at.family == socket.AF_INET and at.address in resolved),
         "0.0.0.0",
     )
+    # A free port, closed again for the service, which takes it a moment later.
     with socket.create_server((host, 0)) as free:
         port = int(free.getsockname()[1])
     words = [sys.executable, "-c", SERVICE, f"{host}:{port}", str(processes.count)]
@@ -353,6 +359,7 @@ def _connect_devices(grid: Grid) -> None:
 
     same = PartitionSpec()
     run = jax.shard_map(sums, mesh=grid, in_specs=same, out_specs=same, check_vma=False)
+    # Of the process, since gloo is C++ and knows nothing of Python's streams.
     standard_output = os.dup(1)
     with open(os.devnull, "wb") as null:
         os.dup2(null.fileno(), 1)  # gloo prints a line for each connection

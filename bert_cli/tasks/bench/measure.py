@@ -97,6 +97,7 @@ def measure(settings: BenchRunSettings) -> JSONObject | None:
     with ExitStack() as stack, redirect_stdout(sys.stderr) if json_only else nullcontext():
         job = resolve(settings, stack)
         synchronize = runtime(settings.engine).synchronize
+        # The memory before the run must not contain what TensorFlow takes for itself.
         synchronize()  # TensorFlow initializes its devices only now
         bytes_before = _device_memory(job)[0]
         warmup = settings.warmup_steps

@@ -20,6 +20,7 @@ from bert_cli.tasks.run.corpora import with_rows_for_records
 from bert_cli.text import count, format_bytes
 
 KIND = "GPU"  # the kind of device of a plan: the micro-batch of a CPU has a limit
+# The columns of the table, in the order of `Estimate`.
 TERMS = ("weights", "accumulators", "moments", "activations", "logits")
 
 

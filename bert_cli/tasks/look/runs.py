@@ -96,9 +96,11 @@ def _row(described: JSONObject) -> tuple[str, ...]:
         seconds = time.time() - datetime.fromisoformat(described["written"]).timestamp()
         # The first number with its unit: 5 h, 12 min.
         age = " ".join(format_duration(seconds).split()[:2])
+        # Clocks of hosts with one file system differ by some seconds.
         written = "now" if seconds < 1 else f"{age} ago"
     if described["state"] == "unreadable":
         return described["run"], "?", "", "", "", "", described["why"], written
+    # Absent for a run that has no settings.json yet.
     total = described["total_steps"]
     held_out = described["held_out"]
     # Scores as `accuracy 0.8125 [0.7344, 0.8906]; n 64`.

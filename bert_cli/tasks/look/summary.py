@@ -20,6 +20,7 @@ from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT
 LOSS = "loss"
 ACCURACY = "accuracy"
 # Settings that name or describe a run: they always differ and are not compared.
+# Two runs with equal settings otherwise would differ in their folder alone.
 NAMES_ONLY = ("save_ckpt_path", "about")
 ABSENT = "not set"
 
@@ -37,12 +38,14 @@ def smoothed(values: Floats64, window: int) -> Floats64:
     sums = np.cumsum(np.where(is_finite, values, 0.0))
     counts = np.cumsum(is_finite)
     for totals in (sums, counts):
+        # From running sums to the sums of a window.
         totals[window:] -= totals[:-window].copy()
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
 def window_for(runs: Sequence[Run]) -> int:
     """Return the steps of a mean: 1, 2 or 5 times a power of ten, a fortieth of the longest run."""
+    # A curve of forty windows is smooth and still shows its bends.
     limit = max((len(run.steps) for run in runs), default=0) / 40
     return max((n * 10**e for e in range(9) for n in (1, 2, 5) if n * 10**e <= limit), default=1)
 

@@ -242,6 +242,7 @@ class TokenClassification(Predictor):
         where = [inputs[number].where for number in features.owner]
         logits = self.of_examples(features, where)
         probabilities = softmax(logits, -1)
+        # [T] for each piece; a word has the answer of its first piece.
         predicted = np.argmax(probabilities, axis=1)
         labels = sentences.names(conll.of_words(sentences, features, predicted))
         best = conll.of_words(sentences, features, probabilities.max(axis=1))

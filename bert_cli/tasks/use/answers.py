@@ -47,6 +47,7 @@ def writer(
     """
     if path is None:
         # Other letters are escaped where standard output may accept ASCII only.
+        # JSON can write any letter in ASCII, so a narrow standard output loses nothing.
         is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
         yield lambda row: print_line(json.dumps(row, ensure_ascii=is_ascii))
         return
@@ -55,6 +56,7 @@ def writer(
     if like is not None and format_by_name(like) == "csv":
         with open_part(open_file(like)) as source:
             text = source.read(BLOCK_BYTES).decode("utf-8", "replace")
+        # The mark if the text begins with it, else nothing.
         mark = text[: text.startswith("\ufeff")]
         lines = io.StringIO(text.removeprefix(mark), "")
         delimiter = delimiter_of(next(filter(str.strip, lines)), "csv", needed)

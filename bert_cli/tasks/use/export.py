@@ -149,10 +149,12 @@ def _synthetic_batches(
     config: BertConfig, shapes: Iterable[tuple[int, int]]
 ) -> Iterator[dict[str, Ints32]]:
     """Yield columns of random token ids, for each number of examples and positions."""
+    # The same batches each time, so that a difference can be reproduced.
     draw = np.random.default_rng(0)
     for examples, length in shapes:
         length = min(length, config.max_position_embeddings)
         lengths = draw.integers(1, length + 1, examples)
+        # At least one example without padding.
         lengths[0] = length
         mask = (np.arange(length) < lengths[:, None]).astype(np.int32)
         ids = draw.integers(0, config.vocab_size, (examples, length), dtype=np.int32) * mask

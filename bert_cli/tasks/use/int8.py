@@ -113,6 +113,7 @@ def compare(
         for name, values in before.items():
             difference = max(difference, largest_difference(after[name], values, mask))
         examples += len(mask)
+        # Answers instead of outputs: logits of a vocabulary would fill the memory.
         answers.append((_answers(model, before, columns), _answers(model, after, columns)))
     first, second = (np.concatenate(parts) for parts in zip(*answers, strict=True))
     what = "rank correlation of the scores"
@@ -144,6 +145,7 @@ def _answers(model: OpenedModel, outputs: Outputs, columns: Columns) -> Array:
         weights_BS1 = (is_real / is_real.sum(1, keepdims=True)).astype(np.float32)[:, :, None]
         return (hidden_BSD * weights_BS1).sum(1)
     if "start_logits" in outputs:
+        # Padding may have the highest score, as no one reads it.
         ends = [np.where(is_real, outputs[f"{name}_logits"], -np.inf) for name in ("start", "end")]
         return np.concatenate([logits.argmax(1) for logits in ends])
     logits = outputs["logits"] if "logits" in outputs else outputs["prediction_logits"]
@@ -158,4 +160,5 @@ def _answers(model: OpenedModel, outputs: Outputs, columns: Columns) -> Array:
 def similarities(vectors: Floats32) -> Floats32:
     """Return the cosines of all pairs of vectors [n, D]."""
     units = embeddings.unit_vectors(vectors)
+    # Each pair once, without the pairs of a text with itself.
     return (units @ units.T)[np.triu_indices(len(units), 1)]

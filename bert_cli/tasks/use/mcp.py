@@ -14,6 +14,7 @@ from bert_cli.files import JSONObject
 from bert_cli.processes import print_error
 from bert_cli.tasks.use.requests import TOOLS, find
 
+# The newest first.
 VERSIONS = ("2025-06-18", "2024-11-05")  # of the protocol; who asks for another gets the first
 # Errors of JSON-RPC.
 NO_JSON = -32700
