@@ -55,6 +55,7 @@ def permute(indices: npt.ArrayLike, size: npt.ArrayLike, seed: int, epoch: npt.A
     epochs = np.broadcast_to(np.asarray(epoch, np.uint64), numbers.shape)
     # An array, since NumPy warns when a scalar overflows, and 64-bit overflow is meant here.
     seed_key = mix(np.array([(seed + 1) * int(GOLDEN) % 2**64], np.uint64))
+    # A key for each index, so that one call serves several epochs.
     keys = mix(seed_key + epochs * GOLDEN)
     bits = np.frexp((sizes - np.uint64(1)).astype(np.float64))[1].astype(np.uint64)  # bit_length
     numbers = _feistel(numbers, keys, bits)

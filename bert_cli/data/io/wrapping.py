@@ -99,6 +99,7 @@ def margins_of(text: str, common: tuple[int, ...] = ()) -> tuple[int, ...]:
     while columns and (margin := _margin_of(rest, columns)):
         margins.append(margin)
         rest = [(a, b) for a, b in rest if not is_broken(a, b, margins)]
+        # A text may have a second margin, as of a quotation; one within a tenth is the same.
         columns = [n for n in columns if n > margin / 2 and abs(n - margin) > 0.1 * margin]
     if margins and supports(breaks, margins):
         return tuple(margins)
@@ -111,6 +112,7 @@ def wrapped_width(text: str) -> int:
     breaks = [(first, second) for first, second in pairwise(lines) if first.text and second.text]
     if len(breaks) < MIN_BREAKS:
         return 0
+    # Without columns: in a proportional font lines of one width differ in their number of letters.
     width = common_length([first.end for first, _ in breaks])
     filled = sum(fill(first.text, second.text, width) > FILLED for first, second in breaks)
     is_wrapped = filled >= MIN_FILLED * len(breaks) and _are_prose(breaks, 0)
@@ -129,6 +131,7 @@ def fill(line: str, following: str, width: int) -> float:
 
     pdftotext joins the two lines of a hyphenated word, so that a line may be as long as several.
     """
+    # Of a line that was joined, only the last row counts.
     rows = math.ceil(len(line) / (1.1 * width))
     row = len(line) - (rows - 1) * width
     return (row + 1 + len(following.partition(" ")[0])) / width
@@ -140,6 +143,7 @@ def has_two_columns(text: str) -> bool:
     starts = Counter(row.end - len(pair[1]) for row in rows if (pair := PAIR.fullmatch(row.text)))
     # The second column of proportional fonts starts a column more or less to the right.
     count = max((starts[n - 1] + starts[n] + starts[n + 1] for n in list(starts)), default=0)
+    # Most lines, and enough of them: a table of two rows is no text in columns.
     return count > max(MIN_EVIDENCE, len(rows) / 2)
 
 
@@ -191,6 +195,7 @@ def _margin_of(breaks: Sequence[Break], columns: Sequence[int]) -> int:
     weight = len(broken)
     for row, _ in broken:
         if SPLIT.search(row.text) or (row.end == margin and STRETCHED.search(row.text)):
+            # A word that is cut by a hyphen, or spaces that stretch a line, are made by a program that wraps.
             weight += STRONG_EVIDENCE - 1
     return margin if weight >= MIN_EVIDENCE and _are_prose(broken) else 0
 

@@ -110,6 +110,7 @@ class RecordFiles:
         self._ends = np.cumsum([file["records"] for file in corpus["files"]])
         self._remedy = f"run `bert index {folder}`"
         self._check_files()
+        # 8 bytes a record: a thousand million records stay on the disk.
         self._offsets = np.memmap(folder / OFFSETS, "<u8", "r")
 
     def payloads(self, records: Ints) -> list[bytes]:
@@ -121,6 +122,7 @@ class RecordFiles:
             rows = np.flatnonzero(files == file)
             # pread, because a memory map of a file that shrinks kills the process.
             with self._paths[file].open("rb", buffering=0) as opened:
+                # From front to back: disks and networks read ahead.
                 for row in rows[np.argsort(starts[rows])].tolist():
                     frames[row] = os.pread(opened.fileno(), sizes[row], starts[row])
         return read_payloads(
@@ -215,6 +217,7 @@ class RecordFiles:
             np.minimum(self._offsets[np.minimum(row, self.records - 1)], limits).astype(np.int64)
             for row in (numbers, numbers + 1)
         )
+        # The next offset is that of another file, so the last record ends with its file.
         is_last = numbers + 1 == self._ends[files]
         return files, starts, np.where(is_last, self._sizes[files], following)
 

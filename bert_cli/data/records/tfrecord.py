@@ -126,6 +126,7 @@ def varint_rows(numbers: Ints) -> list[bytes]:
         return byte_rows(numbers.astype(np.uint8))
     rows, count = numbers.shape
     # Slots of equal width, and which of their bytes are used.
+    # [B, n, bytes]: a varint uses its first bytes, the unused ones are dropped below.
     values = np.empty((rows, count, width), np.uint8)
     used = np.empty((rows, count, width), np.bool_)
     used[:, :, 0] = True

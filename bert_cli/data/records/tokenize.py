@@ -37,6 +37,7 @@ from bert_cli.facts.masking import Masking
 from bert_cli.text import count
 
 RANGE_BYTES = 32_000_000  # of a range of a large file; less than twice that is one range
+# 256 examples of 512 positions: arrays of a megabyte each, which stay in a cache.
 BLOCK_POSITIONS = 1 << 17  # positions of the rows that are masked and serialized at once
 
 # For the estimate of the bytes to write, of English articles with Google's uncased vocabulary.
@@ -82,6 +83,7 @@ def bytes_written(text: Sentences, recipe: Recipe, vocab_size: int) -> int:
     length = recipe.sequence_length
     tokens = sum(map(text_bytes, text.parts)) / TEXT_BYTES_PER_TOKEN
     records = tokens / recipe.longest * RECORDS_PER_FULL[recipe.has_pairs]
+    # Bytes of varints: 2 for an id, 1 for the mask and 1 for the segment of a position; 2 + 1 + 4 of a mask.
     size: float = STATIC_BYTES + 4 * length + 7 * recipe.mask_tokens
     if recipe.masking is None:
         size = DYNAMIC_BYTES + FILLED * length * formats.token_bytes(vocab_size)
@@ -109,6 +111,7 @@ def plan_groups(text: Sentences, *, pairs: bool = True) -> tuple[list[Shard], li
         is_complete = all(not part.start and part.stop is None for part in group)
         if is_complete and all(part.path in counted for part in group):
             _check_documents(sum(counted[part.path] for part in group), group)
+    # Names are a part of the order: a folder is read in the order of its names.
     digits = max(3, len(str(len(groups) - 1)))  # so that the names sort in the order of the groups
     shards = [shard_of(Path(f"wiki_{n:0{digits}d}.tfrecord"), g) for n, g in enumerate(groups)]
     notes = list(text.notes)
@@ -156,12 +159,14 @@ def encode_parts(parts: Sequence[Part], encoder: LineEncoder) -> Group:
     for part in parts:
         for text in sentence_blocks(part):
             encoded = encoder.encode(text)
+            # A blank line ends a document, so each one raises the number of what follows.
             numbers = document + np.cumsum(encoded.blank)
             document = int(numbers[-1])
             tokens.append(encoded.tokens)
             columns.append(np.stack([encoded.lengths, numbers])[:, encoded.lengths > 0])
         document += 1
     lengths, documents = np.concatenate(columns, axis=1)
+    # The sentences at which the number of the document changes.
     begins = np.flatnonzero(np.diff(documents, prepend=-1))
     ends = np.append(0, np.cumsum(lengths))
     return Group(np.concatenate(tokens), ends, np.append(begins, len(lengths)))

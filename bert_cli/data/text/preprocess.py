@@ -51,6 +51,7 @@ def plan_outputs(
     The files of `bert extract` keep their names, one output each. Any other text becomes
     text_00000.txt, ...: ranges of large files, and small files together.
     """
+    # Shards are the unit of restarts and of processes, so large files are cut and small ones joined.
     ranges = [piece for part in parts for piece in files.split_part(part, SHARD_BYTES, reading)]
     if len(ranges) == len(parts) and all(part.format == "wikiextractor" for part in parts):
         root = find_root(source)

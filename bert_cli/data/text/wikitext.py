@@ -199,6 +199,7 @@ def _lines(text: str) -> list[str]:
             paragraph = []
         if heading:
             level = len(heading[1])
+            # A heading of the same level ends the section before it, which had no text.
             while headings and headings[-1][0] >= level:
                 headings.pop()
             title = " ".join(html.unescape(heading[2]).split())
@@ -259,12 +260,14 @@ def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], 
         pieces.append(text[last : match.start()])
         mark = match[0]
         last = match.end()
+        # A mark of a table is one pair; runs of braces and brackets may hold several.
         count = 2 if "|" in mark else len(mark)
         if "{" in mark or "[" in mark:
             opened.append([len(pieces), min(count, 2 * DEPTH)])
             continue
         while count >= 2 and opened:
             run = opened[-1]
+            # Three braces are a parameter of a template.
             used = min(count, run[1], 3 if mark[0] == "}" else 2)
             if len(opened) <= DEPTH:
                 inner = "".join(pieces[run[0] :])

@@ -197,6 +197,7 @@ def _new_pieces(base: Vocabulary, trained: Sequence[str], texts: Texts, size: in
     for text in texts():
         counts += np.bincount(encoder.encode(text).tokens, minlength=len(counts))
     counts = counts[first:]
+    # Counted again, because the pieces compete for the same text.
     order = np.argsort(-counts, kind="stable")[:size].tolist()
     return [candidates[n] for n in order if counts[n] >= MIN_FREQUENCY]
 
@@ -213,6 +214,7 @@ def _train(
 
     size = known + new
     library = tokenizer.library_tokenizer({"[UNK]": 0}, normalization)
+    # At most a quarter of the pieces: the rest must be left for words.
     letters, continuing = _alphabet(texts(), library, size // 4)
     if not letters:
         raise DataError(where, "has no text", "use files with sentences")
@@ -255,6 +257,7 @@ def _alphabet(
     There are LETTERS characters, or up to `limit` if COVERAGE of the text needs more. Both lists are sorted by code
     point; among equally frequent characters, lower code points are preferred.
     """
+    # 9 MB, whatever the text: a counter for each code point.
     counts = np.zeros(CODE_POINTS, np.int64)
     continuing = np.zeros(CODE_POINTS, np.bool_)
     kinds = np.full(CODE_POINTS, -1, np.int8)  # -1 unknown, 0 space, 1 punctuation, 2 in words

@@ -109,6 +109,7 @@ class DeviceGroup:
 def device_group(mesh: Mesh, replica: int, device: int) -> DeviceGroup:
     """Return the group of one device of a local replica."""
     key = (mesh.number + 1) * KEYS_OF_MESH + (device + 1) * KEYS_OF_DEVICE
+    # Ranks of a group are replicas of the run, not processes.
     rank = mesh.first_replica + replica
     return DeviceGroup(key, mesh.replicas, rank, mesh.devices[replica][device])
 

@@ -92,6 +92,7 @@ def check_memory(
     if kind != "CPU":
         device, largest = layout.fullest(order)
         needed = largest.total
+        # An accelerator is assumed to run nothing else.
         total = free = memory
         text = f"device {device} of a replica needs {format_bytes(needed)}"
     else:

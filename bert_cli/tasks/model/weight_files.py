@@ -116,6 +116,7 @@ def tensorflow_prefix(path: Path) -> Path | None:
             problem = "is an index of `bert search make`, not a model"
             raise CheckpointError(str(path), problem, "ask it with `bert search ask`")
     if not path.is_dir():
+        # Users name the file that they see; TensorFlow wants the prefix.
         bare = path.with_suffix("") if path.suffix == ".index" else path
         return bare if bare.with_name(f"{bare.name}.index").is_file() else None
     if (path / "config.json").is_file() and any((path / name).is_file() for name in FILES):

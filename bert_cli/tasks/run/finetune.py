@@ -268,6 +268,7 @@ def _report(order: FinetuneSettings, task: Task, results: Sequence[Result], rank
             print_line(f"  {name}: {score:.4f} +- {deviation:.4f}  ({listed}); n {score.n:,}")
         if rank == 0:
             write_json_atomically(order.save_ckpt_path / checkpoint.SCORES, with_checksum(spread))
+        # One line for programs; the lines above are for people.
         print_line(json.dumps(spread))
     if warning:
         print_error(warning)

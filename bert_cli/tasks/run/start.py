@@ -38,6 +38,7 @@ class Folder:
     def newest(self) -> Saved | None:
         """The newest complete checkpoint that is there now."""
         paths = complete_checkpoints(self.path) if self.path else []
+        # Asked anew each time, as a save may have added one; what was read of it stays.
         return self._saved.setdefault(paths[-1], Saved(paths[-1])) if paths else None
 
 
