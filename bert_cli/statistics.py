@@ -82,8 +82,8 @@ def linked(rows: Iterable[Iterable[Hashable]]) -> list[Hashable]:
 
     firsts: list[Hashable] = []
     for names in rows:
-        # A row without names is equal to itself alone.
-        first, *others = [*names] or [object()]
+        # A row without names is a group of its own, by its number.
+        first, *others = [*names] or [("row", len(firsts))]
         firsts.append(first)
         for name in others:
             parents[root(name)] = root(first)
