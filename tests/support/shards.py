@@ -25,7 +25,10 @@ def make_inputs(folder: Path, count: int = 4) -> list[Shard]:
 
 
 def shards_of(source: Path) -> list[Shard]:
-    return [Shard((path,), Path("AA") / path.name) for path in sorted(source.iterdir())]
+    return [
+        Shard((path,), Path("AA") / path.name, size=path.stat().st_size)
+        for path in sorted(source.iterdir())
+    ]
 
 
 def prepared_shards(folder: Path, out: Path) -> tuple[list[Shard], list[tuple[int, int]]]:

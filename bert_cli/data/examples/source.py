@@ -16,7 +16,7 @@ from bert_cli.data.records import formats
 from bert_cli.data.records.corpus import RecordFiles
 from bert_cli.data.records.formats import Batch
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
-from bert_cli.data.tokens.tokenizer import SpecialIds
+from bert_cli.data.tokens.notation import SpecialIds
 from bert_cli.errors import DataError
 from bert_cli.facts.masking import Masking, packed_predictions
 

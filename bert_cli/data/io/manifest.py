@@ -25,7 +25,7 @@ Manifest = JSONObject
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts of one or several shards. A step that leaves `bytes_in` at 0 gets the size of its input files."""
+    """Counts of one or several shards. A step that leaves `bytes_in` at 0 gets the size of the shard."""
 
     documents: int = 0
     sentences: int = 0
@@ -55,7 +55,7 @@ Convert = Callable[..., Stats]
 class Shard:
     """Some inputs and the output made from them, relative to the output folder.
 
-    `arguments` are passed to the step's function. `weight` is the shard's part of the progress bar in bytes. The
+    `arguments` are passed to the step's function. `size` are the bytes of the inputs for the progress bar. The
     parent process calls `prepare(folder)` before the shard is started: it writes the inputs and returns their
     paths.
     """
@@ -63,12 +63,8 @@ class Shard:
     inputs: tuple[Path, ...]
     output: Path
     arguments: Mapping[str, object] = field(default_factory=dict)
-    weight: int | None = None
+    size: int = 0
     prepare: Callable[[Path], tuple[Path, ...]] | None = None
-
-    def size(self) -> int:
-        """Return the shard's part of the progress bar."""
-        return disk.size_of(self.inputs) if self.weight is None else self.weight
 
 
 def shard_of(output: Path, parts: Sequence[Part]) -> Shard:
@@ -96,8 +92,7 @@ def make_shard(shard: Shard, folder: Path, convert: Convert) -> Stats:
     stats = convert(shard.inputs, target, **shard.arguments)
     results = list(target.parent.iterdir())
     files.fsync_paths(results)
-    bytes_in = stats.bytes_in or disk.size_of(shard.inputs)
-    return replace(stats, bytes_in=bytes_in, bytes_out=disk.size_of(results))
+    return replace(stats, bytes_in=stats.bytes_in or shard.size, bytes_out=disk.size_of(results))
 
 
 @dataclass(frozen=True)

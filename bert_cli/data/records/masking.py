@@ -13,7 +13,7 @@ import numpy as np
 from bert_cli.arrays import Bools, Ints, Ints32, Ints64, UInts64
 from bert_cli.data.random import bits
 from bert_cli.data.records.formats import Batch
-from bert_cli.data.tokens.tokenizer import SpecialIds
+from bert_cli.data.tokens.notation import SpecialIds
 from bert_cli.facts.masking import Masking
 
 STRIDE = np.array(0xD1B54A32D192ED03, np.uint64)

@@ -17,7 +17,7 @@ import numpy as np
 from bert_cli.arrays import Bools, Ints, Ints32, Ints64, UInts64
 from bert_cli.data.random import bits
 from bert_cli.data.records.masking import CUTS
-from bert_cli.data.tokens.tokenizer import SpecialIds
+from bert_cli.data.tokens.notation import SpecialIds
 
 # Prefix sums of the tokens per sentence, or of the sentences per document.
 Ends = Sequence[int]

@@ -195,10 +195,9 @@ def convert(
     finally:
         if was_enabled:
             gc.enable()
-    size = sum(part.size for part in parts)
     extra = {"tokens": tokens, "tokens_cut": tokens - pairs.tokens}
     sentences = len(group.sentences) - 1
-    return Stats(documents, sentences, writer.records, bytes_in=size, extra=extra)
+    return Stats(documents, sentences, writer.records, extra=extra)
 
 
 @lru_cache(maxsize=1)

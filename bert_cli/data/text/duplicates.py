@@ -88,7 +88,7 @@ def sign_documents(
             hashes.write(document.hash())
             signatures.write(document.signature())
             count += 1
-    return Stats(documents=count, bytes_in=sum(part.size for part in parts))
+    return Stats(documents=count)
 
 
 def _documents(parts: Sequence[Part], reading: Reading, near: bool) -> Iterator["_Document"]:

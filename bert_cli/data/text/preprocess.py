@@ -109,8 +109,7 @@ def split_shard(
         for path, lines in outside.items()
         if lines
     )
-    size = sum(part.size for part in parts)
-    return Stats(documents, sentences, bytes_in=size, extra=extra, notes=notes)
+    return Stats(documents, sentences, extra=extra, notes=notes)
 
 
 def _all_lines(

@@ -8,6 +8,7 @@ multilingual models that come from it, chooses the most probable pieces of a wor
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +34,17 @@ _PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
 _BYTES = {chr(byte): byte for byte in _PRINTABLE}
 _BYTES |= {chr(256 + number): byte for number, byte in enumerate(_OTHERS)}
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the five special tokens in a vocabulary."""
+
+    pad: int
+    unk: int
+    cls: int
+    sep: int
+    mask: int
 
 
 class Notation(NamedTuple):

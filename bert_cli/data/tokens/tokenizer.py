@@ -41,6 +41,7 @@ from bert_cli.data.tokens.notation import (
     UNIGRAM,
     WORDPIECE,
     Notation,
+    SpecialIds,
     byte_level_library,
     frame_texts,
     library_tokenizer,
@@ -69,17 +70,6 @@ NORMALIZER_KEYS = {key: key for key in ("lowercase", "strip_accents", "handle_ch
 
 
 # --- vocabularies
-
-
-@dataclass(frozen=True)
-class SpecialIds:
-    """Ids of the five special tokens in a vocabulary."""
-
-    pad: int
-    unk: int
-    cls: int
-    sep: int
-    mask: int
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def run_on_cluster(
     """Make shards on a cluster whose machines have these versions of the packages."""
     client = _connect(scheduler)
     from cloudpickle import dumps
-    from distributed import CancelledError, KilledWorker, as_completed
+    from distributed import CancelledError, as_completed
     from distributed.comm import CommClosedError
 
     # Ctrl-C during a call of the client makes tornado log a NameError; distributed's import sets this level too.
@@ -61,18 +61,7 @@ def run_on_cluster(
                 return
             future = next(futures)
             work = running.pop(future)
-            try:
-                stats, results = future.result()
-            except KilledWorker as error:
-                raise DataError(
-                    f"{step} ({work.shard.output.as_posix()})",
-                    f"{error.allowed_failures + 1} workers were killed while they processed this shard "
-                    f"(the last: {error.last_worker.address}), usually because memory ran out",
-                    "start the workers with more memory and run the command again; it keeps what is finished",
-                ) from None
-            _wait_for(results / work.shard.output.name, "this machine")
-            os.replace(results, work.folder / "out")
-            yield work, stats
+            yield work, _fetch(future, work, step)
 
     try:
         for work in works:
@@ -99,6 +88,25 @@ def run_on_cluster(
         # which must not be replaced.
         with suppress(Exception):
             client.close(timeout=DISCONNECT_SECONDS)
+
+
+def _fetch(future: Any, work: Work, step: str) -> Stats:
+    """Return the counts of a finished shard, and move its files into its folder."""
+    from distributed import KilledWorker
+
+    try:
+        stats, results = future.result()
+    except KilledWorker as error:
+        raise DataError(
+            f"{step} ({work.shard.output.as_posix()})",
+            f"{error.allowed_failures + 1} workers were killed while they processed this shard "
+            f"(the last: {error.last_worker.address}), usually because memory ran out",
+            "start the workers with more memory and run the command again; it keeps what is finished",
+        ) from None
+    _wait_for(results / work.shard.output.name, "this machine")
+    os.replace(results, work.folder / "out")
+    counts: Stats = stats
+    return counts
 
 
 def _count_workers(client: "Client") -> int:

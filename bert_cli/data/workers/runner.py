@@ -124,7 +124,7 @@ class OutputFolder:
         for shard in shards:
             if self.is_complete(shard):
                 self.skipped += 1
-                bar.advance(shard.size())
+                bar.advance(shard.size)
             else:
                 yield self.begin(shard)
 
@@ -262,7 +262,7 @@ def run_shards(
     before the manifest is written; the shards stay.
     """
     if isinstance(shards, Sequence) and total is None:
-        total = sum(shard.size() for shard in shards)
+        total = sum(shard.size for shard in shards)
     started = time.monotonic()
     made = bytes_read = 0
     with open_output(step) as output:
@@ -276,7 +276,7 @@ def run_shards(
                         made += 1
                         bytes_read += stats.bytes_in
                         bytes_left -= stats.bytes_out
-                        bar.advance(work.shard.size())
+                        bar.advance(work.shard.size)
         except OSError as error:
             shutil.rmtree(output.partial, ignore_errors=True)  # before the free space is measured
             with name_path(output.out, bytes_left):

@@ -6,7 +6,7 @@ import pytest
 from bert_cli.data.examples.repeats import LEAST_RUNS, N, repeats
 from bert_cli.data.random import row_keys
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
-from bert_cli.data.tokens.tokenizer import SpecialIds
+from bert_cli.data.tokens.notation import SpecialIds
 from bert_cli.facts.masking import Masking
 
 LENGTH, VOCABULARY = 40, 5000

@@ -6,7 +6,7 @@ import numpy as np
 
 from bert_cli.data.random import row_keys
 from bert_cli.data.records.masking import MaskRecipe, mask_examples
-from bert_cli.data.tokens.tokenizer import SpecialIds
+from bert_cli.data.tokens.notation import SpecialIds
 from bert_cli.facts.masking import Masking
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)

@@ -14,7 +14,7 @@ from bert_cli.data.records.sentence_pairs import (
     pair_sentences,
     truncate_pairs,
 )
-from bert_cli.data.tokens.tokenizer import SpecialIds
+from bert_cli.data.tokens.notation import SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 S = 128
