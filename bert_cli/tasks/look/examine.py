@@ -22,7 +22,8 @@ from bert_cli.planning.memory import WEIGHT_BYTES, estimate
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
 from bert_cli.tasks.run import resolve
-from bert_cli.tasks.run.job import STEPS, Draft
+from bert_cli.tasks.run.job import Draft
+from bert_cli.tasks.run.steps import STEPS
 from bert_cli.text import count, format_bytes
 from bert_cli.train import health, history
 from bert_cli.train.checkpoint import complete_checkpoints

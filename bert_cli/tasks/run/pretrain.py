@@ -21,8 +21,9 @@ from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample, identify, sample_of
 from bert_cli.tasks.run import train
-from bert_cli.tasks.run.job import STEPS, Draft, Job
+from bert_cli.tasks.run.job import Draft, Job
 from bert_cli.tasks.run.resolve import check_output_paths
+from bert_cli.tasks.run.steps import STEPS
 from bert_cli.tasks.run.task import Result, compare, kept_baselines
 from bert_cli.train import health, scores
 from bert_cli.train.checkpoint import checkpoint_name

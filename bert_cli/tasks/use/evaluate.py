@@ -15,7 +15,7 @@ from bert_cli.processes import print_error, print_line, print_table
 from bert_cli.settings.markers import Engine
 from bert_cli.statistics import Sample, intervals
 from bert_cli.tasks.model.models import find_folder, find_source
-from bert_cli.tasks.run import build, corpora, job, pretrain, start
+from bert_cli.tasks.run import build, corpora, pretrain, start, steps
 from bert_cli.tasks.run.job import Draft
 from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.tasks.run.task import Result, compare
@@ -91,7 +91,7 @@ def draft_of(
         "validation_dir": records or order.validation_dir,
     }
     draft = Draft(order.model_copy(update=changes))
-    draft.take((("model", job.find_model), (name, partial(job.open_held_out, name=name))))
+    draft.take((("model", steps.find_model), (name, partial(steps.open_held_out, name=name))))
     return draft
 
 
