@@ -41,7 +41,6 @@ LANGUAGE_SAMPLE = 500  # documents whose language is recognised
 NAMED_LANGUAGE = 0.02  # of the documents: fewer may be mistakes
 VOCABULARY_SAMPLE = 2000  # documents
 PLAIN_SENTENCE = re.compile(r"[\w ,;.-]{40,120}")
-PRONOUN = re.compile(r"(?i:its?|this|that|these|those|he|his|she|her|they|their|we|i|you|there)\b")
 SIMILAR = 0.8  # of the runs of words of two documents
 # Of the documents; those held out choose a checkpoint, those of the test are for `bert verdict` alone.
 PARTS = ("train", "held_out", "test")
@@ -200,9 +199,8 @@ def sentences_of(lines: Iterable[str], split: Callable[[str], list[str]]) -> lis
 
 
 def plain_sentence(sentences: Sequence[str]) -> str:
-    """Return the first sentence of plain words that names its subject, if there is one."""
-    simple = [sentence for sentence in sentences if PLAIN_SENTENCE.fullmatch(sentence)]
-    return next(itertools.filterfalse(PRONOUN.match, simple), (simple or sentences)[0])
+    """Return the first sentence of plain words, or the first one."""
+    return next(filter(PLAIN_SENTENCE.fullmatch, sentences), sentences[0])
 
 
 def mask_word(sentence: str) -> str:
