@@ -49,6 +49,7 @@ def test_help_has_usage_headings_general_options_and_examples(monkeypatch):
                         "\nExecution:", "--log-level", "\nexamples:\n  bert pre")),
         ("doctor pretrain", ("options of bert doctor pretrain:", "options of bert pretrain:",
                              "Settings of every training run")),
+        ("ner", ("--engine {tensorflow,jax}",)),
         ("pretrain", ("Settings of every training run", "\noptimizer-opts", "\nmasking")),
     ):  # fmt: skip
         text = help_text(settings_of(name), name, is_complete=True)
