@@ -123,6 +123,7 @@ MISTAKES = [
     ("predict masked --input masks.txt", 3, "masks.txt (line 2): has no [MASK]"),
     ("predict question 'the cat'", 2, "text: has no"),
     ("predict bare --input pair.jsonl", 3, "pair.jsonl (line 1): 'second'"),
+    ("predict text 'the cat' --no-normalize=1", 2, "--no-normalize: ignored explicit argument '1'"),
     ("predict text 'the cat' --top 3", 2, "top: has no effect"),
     ("predict text 'the cat' --max-seq-length 41", 2, "40 positions"),
     ("predict text '  '", 3, "TEXT: is empty"),
