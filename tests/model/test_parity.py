@@ -63,14 +63,19 @@ def examples_of(kind, vocab_size, length):
 
 
 def theirs_of(config, kind, tensors, columns, labels):
-    """Return the outputs and the gradients of a model in PyTorch."""
+    """Return the outputs and the gradients of a model in PyTorch: in float64, so that our roundings alone differ.
+
+    Their ModernBERT has its softmax in float32, in which the mask of float64 is infinite, and a row of padding NaN.
+    """
     architecture = ARCHITECTURES[config.architecture]
     name, outputs = KINDS[kind]
     names = [f"label {number}" for number in range(outputs)] if outputs > 1 else None
     described = hf_config(config, head=architecture.heads[name], label_names=names)
     described |= {"problem_type": SEVERAL_LABELS} if kind == "several labels" else {}
     model_class = class_of(architecture.class_name(architecture.heads[name]))
-    model = model_class(model_class.config_class(**described, attn_implementation="eager")).eval()
+    model = model_class(model_class.config_class(**described, attn_implementation="eager"))
+    dtype = torch.float32 if config.architecture == "modernbert" else torch.float64
+    model = model.to(dtype).eval()
     tensors = {name: torch.tensor(value) for name, value in tensors.items()}
     absent, surplus = model.load_state_dict(tensors, strict=False)
     assert not surplus
@@ -81,7 +86,9 @@ def theirs_of(config, kind, tensors, columns, labels):
     else:
         inputs["token_type_ids"] = columns["segment_ids"]
     inputs = {name: torch.tensor(value) for name, value in inputs.items()}
-    out = model(**{n: v if v.is_floating_point() else v.long() for n, v in inputs.items()})
+    out = model(
+        **{n: v.to(dtype) if v.is_floating_point() else v.long() for n, v in inputs.items()}
+    )
     out.loss.backward()
     return out, {name: weight.grad.numpy() for name, weight in model.named_parameters()}
 
