@@ -75,8 +75,9 @@ def timed(run: Any, *arguments: Any) -> tuple[float, float]:
 
 def ours(options: argparse.Namespace) -> Pairs:
     from bert_cli.config.search import SearchMakeSettings
-    from bert_cli.data.search.index import open_index, write_index
+    from bert_cli.data.search.index import open_index
     from bert_cli.data.search.late import SIZE, Vectors
+    from bert_cli.data.search.writing import write_index
     from bert_cli.tasks.search import make
     from bert_cli.tasks.search.vectors import Model
 

@@ -1,7 +1,6 @@
 """An index: one file of SQLite with passages, their words and their vectors in 16 bits.
 
-Each change is a transaction, so that the file is complete after a kill at any moment. A finished index is sealed with
-the checksum of its file, which is verified before it answers. BM25 ranks by words, the cosine of vectors by meaning;
+The checksum of a finished index is verified before it answers. BM25 ranks by words, the cosine of vectors by meaning;
 for both, the scores of all passages are standardised and added, and token vectors re-rank the best.
 
 Shapes: N passages in the order of their numbers, V different texts of these, D values of a vector, n texts.
@@ -11,7 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -29,11 +28,9 @@ from bert_cli.data.search.database import (
 )
 from bert_cli.data.search.late import NO_MEANING, NO_TOKENS, Meaning, Vectors
 from bert_cli.data.search.lexical import Lexical, column_of
-from bert_cli.data.search.passages import Document, Hit, Passage, page_of, pages_of
-from bert_cli.data.search.postings import write_postings
+from bert_cli.data.search.passages import Hit, page_of
 from bert_cli.data.search.ranking import best_of, combined, once, reranked
 from bert_cli.errors import ConfigError, DataError, did_you_mean
-from bert_cli.files import hold_lock
 
 WEIGHT = 0.6
 """Weight of the meaning, unless held-out questions chose another; `docs/search.md` has what other weights score."""
@@ -44,7 +41,6 @@ AROUND = 200  # passages of a document on each side of one
 PER_DOCUMENT = 2  # passages in an answer, where other documents answer too
 BEST = 100  # passages, among which those of a document are counted
 AT_ONCE = 1 << 10  # vectors that are converted to float32 at once
-AT_MOST_UNSTORED = 1 << 16  # passages
 TO_ITS_END = "run `bert search make` to its end"
 INSIDE = "instr(name, ?1 || '/') = 1 OR name || suffix = ?1"  # a folder, or a document
 LACKING = "SELECT min(id) FROM passages WHERE hash NOT IN (SELECT hash FROM vectors)"
@@ -56,11 +52,12 @@ Embed = Callable[[Sequence[str]], Vectors]
 class Index:
     """An open index. `embed` computes the vectors of questions; without it, words alone rank."""
 
-    def __init__(self, path: Path, *, writes: bool = False) -> None:
+    WRITES = False
+
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.embed: Embed | None = None
         self.weights: str | None = None  # checksum of the model behind `embed`
-        self._writes = writes
         self._open()
 
     def _open(self) -> None:
@@ -69,7 +66,7 @@ class Index:
         # Open as long as SQLite's own, whose locks end when a process closes any of its handles of the file.
         self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115
         try:
-            self.table = connect(self.path, self._writes)
+            self.table = connect(self.path, self.WRITES)
         except BaseException:
             self._file.close()
             raise
@@ -81,8 +78,6 @@ class Index:
         self._vectors: Ints16 | None = None  # [V, D]
         self._texts = np.zeros(0, np.int64)  # [N] row of each passage's vector
         self._lexical: Lexical | None = None
-        self._added = 0  # passages without postings
-        self._has_earlier = False  # a file with the path of the last one that was added
 
     def close(self) -> None:
         """Close the file, unless it is of another process, which has forked this one."""
@@ -128,10 +123,6 @@ class Index:
         """Return what is recorded under a name, or None."""
         return self._value("SELECT value FROM facts WHERE name = ?", name)
 
-    def record(self, **facts: object) -> None:
-        """Record values under names."""
-        self.table.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
-
     def count(self, table: str) -> int:
         """Return the number of files, documents, passages or vectors."""
         return int(self._value(f"SELECT count(*) FROM {table}"))
@@ -176,109 +167,15 @@ class Index:
         if "" != sealed != (actual := checksum(self.table, self._file)):
             raise DataError(str(self.path), f"is damaged (crc32c {actual}, not {sealed})", AGAIN)
 
-    # --- writing
-
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Commit what the block writes; the index is sealed again at the end of `write_index`."""
-        with self.table:
-            self.table.execute("UPDATE seal SET crc = ''")
-            yield
-            self.table.execute("DELETE FROM files WHERE path IS NULL")
-            if self._added >= AT_MOST_UNSTORED:
-                self.store_postings()
-
-    def check_unsealed(self) -> None:
-        """Raise DataError for damage in an index that was not written to its end."""
-        fault = self.table.execute("PRAGMA quick_check(1)").fetchone()[0]
-        rows = self.table.execute("SELECT text, hash FROM passages")
-        if fault != "ok" or not all(hash_of(text) == number for text, number in rows):
-            raise DataError(str(self.path), f"is damaged ({fault})", AGAIN)
-        with self.changing():
-            self.table.execute("DELETE FROM postings")
-            self.record(stored=0)
-            self.store_postings()
-
-    def seal(self) -> None:
-        """Record the checksum of the file."""
-        if self._added:
-            with self.changing():
-                self.store_postings()
-        with self.table:
-            self.table.execute("UPDATE seal SET crc = ?", [checksum(self.table, self._file)])
-
-    def store_postings(self) -> None:
-        """Write the postings of new passages, at most about AT_MOST_UNSTORED."""
-        write_postings(self.table)
-        self._added = 0
-
-    def add_file(self, path: str, name: str, mark: str) -> int:
-        """Add a file in place of its earlier content, and return its number; `mark` tells whether it has changed."""
-        query = "UPDATE files SET path = NULL WHERE path = ?"
-        self._has_earlier = self.table.execute(query, [path]).rowcount > 0
-        return self._add("files(path, name, mark)", path, name, mark)
-
-    def reuse(self, file: int, document: Document) -> bool:
-        """Move a document of a file's earlier content to its new content; return whether there was one."""
-        if not self._has_earlier:
-            return False
-        earlier = "file = (SELECT id FROM files WHERE path IS NULL) AND hash = ?"
-        query = f"UPDATE documents SET file = ?, number = ? WHERE id = (SELECT min(id) FROM documents WHERE {earlier})"
-        row = file, document.number, hash_of_document(document)
-        return self.table.execute(query, row).rowcount > 0
-
-    def add(self, file: int, document: Document, passages: Sequence[Passage]) -> None:
-        """Add a document of a file."""
-        values = document.number, document.title, hash_of_document(document)
-        owner = self._add("documents(file, number, title, hash)", file, *values)
-        title = document.title if document.is_named else ""
-        self._added += len(passages)
-        for passage in passages:
-            pages = pages_of(document, passage)
-            text = passage.text
-            row = (
-                owner,
-                pages and json.dumps(pages),
-                passage.start,
-                passage.stop,
-                title,
-                text,
-                hash_of(text),
-                sum(len(words.all_words_of(field)) for field in (title, text)),
-            )
-            self._add("passages(document, pages, start, stop, title, text, hash, size)", *row)
-
-    def _add(self, columns: str, *row: object) -> int:
-        marks = ", ".join("?" * len(row))
-        return self.table.execute(f"INSERT INTO {columns} VALUES ({marks})", row).lastrowid or 0
-
-    def without_vector(self) -> list[int]:
-        """Return the number of a passage for each text without a vector."""
-        rows = self.table.execute(f"{LACKING} GROUP BY hash ORDER BY min(id)")
-        return [number for (number,) in rows]
-
     def texts(self, numbers: Sequence[int]) -> list[str]:
         """Return the texts of passages."""
         return column_of(self.table, numbers, "text")
-
-    def add_vectors(self, numbers: Sequence[int], vectors: Vectors) -> None:
-        """Add the vectors of the texts of passages."""
-        values = np.rint(SCALE * vectors.texts).astype(np.int16)
-        axes = self.axes
-        tokens = [None if axes is None else late.packed(text, axes) for text in vectors.tokens]
-        rows = zip(map(bytes, values), tokens, numbers, strict=True)
-        columns = "vectors(hash, value, tokens) SELECT hash, ?, ? FROM passages WHERE id = ?"
-        self.table.executemany(f"INSERT OR REPLACE INTO {columns}", rows)
 
     @property
     def axes(self) -> Floats32 | None:
         """Return the axes [D, S] of token vectors; None in an index without these."""
         stored = self.fact("axes")
         return None if stored is None else late.unpacked_axes(stored)
-
-    def forget_unused_vectors(self) -> None:
-        """Remove the vectors of texts that no passage has."""
-        self.table.execute("DELETE FROM vectors WHERE hash NOT IN (SELECT hash FROM passages)")
 
     # --- ranking
 
@@ -445,12 +342,6 @@ def hash_of(text: str) -> int:
     return int.from_bytes(digest, signed=True)
 
 
-def hash_of_document(document: Document) -> int:
-    """Return the number by which a document is known, wherever it stands in its file."""
-    known = document.title, document.is_named, document.pages
-    return hash_of(repr((known, document.lines)))
-
-
 # --- the file
 
 
@@ -461,31 +352,3 @@ def open_index(path: Path) -> Index:
         index = Index(path)
         with index.snapshot():  # which verifies it
             return index
-
-
-@contextmanager
-def write_index(path: Path) -> Iterator[Index]:
-    """Yield an index to write, new if the file is absent or empty; the block commits.
-
-    A new one is removed if the block fails before it has a passage.
-
-    Raises DataError as `open_index`, for a damaged one, and while another process writes it.
-    """
-    if path.is_dir():
-        raise DataError(str(path), "is a folder", "name the file of the index: manuals.index")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    problem = "another `bert search make` writes it"
-    busy = DataError(str(path), problem, "wait for it, or end it")
-    with hold_lock(path, busy), report_damage(path), closing(Index(path, writes=True)) as index:
-        index.verify()
-        if not index.is_sealed:
-            index.check_unsealed()
-        try:
-            yield index
-        except BaseException:
-            if is_new and index.is_empty:
-                path.unlink()
-            raise
-        if not index.is_sealed:
-            index.seal()

@@ -16,7 +16,6 @@ from bert_cli.data.io.documents import recognise_lines
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.search import late
 from bert_cli.data.search.database import state_of
-from bert_cli.data.search.index import Index, write_index
 from bert_cli.data.search.passages import (
     Document,
     Split,
@@ -24,6 +23,7 @@ from bert_cli.data.search.passages import (
     documents_of,
     passages_of,
 )
+from bert_cli.data.search.writing import WritableIndex, write_index
 from bert_cli.data.text import preprocess
 from bert_cli.errors import DataError
 from bert_cli.processes import print_line
@@ -62,7 +62,7 @@ def run(settings: SearchMakeSettings) -> None:
             )
 
 
-def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) -> None:
+def _read(index: WritableIndex, names: dict[Path, str], settings: SearchMakeSettings) -> None:
     """Read new and changed files, and remove those that are not among the `names`."""
     form = settings.input_format, settings.text_field, settings.documents
     marks = {str(path): f"{state_of(path)}{(name, *form)!r}" for path, name in names.items()}
@@ -118,7 +118,7 @@ def _read(index: Index, names: dict[Path, str], settings: SearchMakeSettings) ->
         raise DataError(str(settings.text[0]), "has no text", "use files with sentences")
 
 
-def _add(index: Index, file: int, documents: Iterable[Document]) -> int:
+def _add(index: WritableIndex, file: int, documents: Iterable[Document]) -> int:
     """Add the documents of a file, and return the characters that are left out.
 
     Its first document shows the language, for which its sentences are split.
@@ -140,7 +140,7 @@ def _splitter(document: Document) -> Split:
     return preprocess.splitter_of("sentencex", language)
 
 
-def _embed(index: Index, model: Model, has_tokens: bool) -> None:
+def _embed(index: WritableIndex, model: Model, has_tokens: bool) -> None:
     """Compute the vectors that are missing; all for other weights than before, and where tokens are new or go."""
     is_new = index.fact("weights") != model.weights
     if is_new or index.fact("tokens") != has_tokens:

@@ -19,9 +19,10 @@ from bert_cli.data.finetune.label_cells import label_of
 from bert_cli.data.random import chooses
 from bert_cli.data.search import words
 from bert_cli.data.search.database import report_damage
-from bert_cli.data.search.index import Index, write_index
+from bert_cli.data.search.index import Index
 from bert_cli.data.search.late import NO_MEANING
 from bert_cli.data.search.ranking import best_of
+from bert_cli.data.search.writing import write_index
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.processes import print_line, print_table
 from bert_cli.statistics import difference, interval, mean_of

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from bert_cli.data.search import lexical, postings, words
-from bert_cli.data.search.index import open_index, write_index
+from bert_cli.data.search.index import open_index
 from bert_cli.data.search.passages import Document, Passage
+from bert_cli.data.search.writing import write_index
 
 LETTERS = ["mountain", "mounting", "river", "ice", "x12000", "x12", "é", "ÉCOLE", "ecoles", "北京"]
 QUESTION = 'mounted rivers, ice x12 x12000 école "é" 北京 "mountain ice" "x12 x12 river" "zebra"'
@@ -64,7 +65,7 @@ def test_words_are_scored_as_sqlite_does_after_any_changes(tmp_path, monkeypatch
 
 
 def test_many_passages_have_postings_before_the_index_is_finished(tmp_path, monkeypatch):
-    monkeypatch.setattr("bert_cli.data.search.index.AT_MOST_UNSTORED", 8)
+    monkeypatch.setattr("bert_cli.data.search.writing.AT_MOST_UNSTORED", 8)
     draw = np.random.default_rng(0)
     with write_index(tmp_path / "index") as index:
         for number, stored in ((1, False), (2, True)):

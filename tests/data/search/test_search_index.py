@@ -12,10 +12,11 @@ import pytest
 from support.vectors import vectors_of
 
 from bert_cli.data.search import database, late, lexical, words
-from bert_cli.data.search.index import open_index, write_index
+from bert_cli.data.search.index import open_index
 from bert_cli.data.search.late import Vectors
 from bert_cli.data.search.passages import Document, Passage
 from bert_cli.data.search.ranking import best_of, combined
+from bert_cli.data.search.writing import write_index
 from bert_cli.errors import ConfigError, DataError
 
 TEXTS = [

@@ -27,10 +27,11 @@ from bert_cli.cli import main
 from bert_cli.config.search import SearchScoreSettings
 from bert_cli.data.io import conversion
 from bert_cli.data.random import chooses
-from bert_cli.data.search.index import SCALE, Index, open_index, write_index
+from bert_cli.data.search.index import SCALE, Index, open_index
 from bert_cli.data.search.lexical import Lexical
 from bert_cli.data.search.passages import Document, Passage
 from bert_cli.data.search.words import parse
+from bert_cli.data.search.writing import write_index
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.statistics import interval, mean_of
 from bert_cli.tasks.model.runtimes import FEW
