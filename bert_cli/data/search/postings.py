@@ -1,10 +1,9 @@
-"""Postings: the passages that have a word, and how often.
+"""Postings: the passages that have a word, how often, and at which of their places.
 
-A word stands under itself with its places, by which phrases are found; one of five letters or more also under its first
-five. A block has the postings of as many numbers of passages as 14 bits count. New passages
-change the last block, or begin others.
+Phrases are found by the places; the forms of a word are those that begin as it does. A block has the postings of as
+many numbers of passages as 14 bits count. New passages change the last block, or begin others.
 
-Shapes: N passages, n of them with a term.
+Shapes: N passages, n of them with a word.
 """
 
 import json
@@ -13,7 +12,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from itertools import chain, count, groupby, pairwise
+from itertools import count, groupby, pairwise
 
 import numpy as np
 
@@ -25,7 +24,11 @@ MOST = 255  # times that a word is counted in a passage
 PLACES = 256
 """Words of a passage that have places of their own in 8 bits. Passages of 1,000 characters have fewer; of one that has
 more, words that are 256 words apart count as neighbours."""
-NOWHERE = np.zeros(0, np.int64), np.zeros(0, np.uint8)
+NOWHERE = 0, b"", b"", b""
+LAST = "\U0010ffff"  # after every word that begins equally
+Posting = tuple[bytes, bytes, bytes]
+"""The offsets in the block (uint16 [n]) of passages with a word, its times in them (uint8 [n]), and its places in each
+of these (uint8 [sum of the times])."""
 
 
 def write_postings(table: sqlite3.Connection) -> None:
@@ -35,8 +38,8 @@ def write_postings(table: sqlite3.Connection) -> None:
     blocks = json.dumps([*range(last + 1)]), last * BLOCK
     table.execute(f"DELETE FROM postings WHERE block IN ({gone})", blocks)
     for block, postings in _blocks_of(table, last):
-        rows = ((block, term, *values) for term, values in postings.items())
-        table.executemany("INSERT INTO postings VALUES (?, ?, ?, ?)", rows)
+        rows = ((block, word, *posting) for word, posting in postings.items())
+        table.executemany("INSERT INTO postings VALUES (?, ?, ?, ?, ?)", rows)
     table.execute("INSERT OR REPLACE INTO facts SELECT 'stored', max(id) FROM passages")
 
 
@@ -46,14 +49,8 @@ def stored_of(table: sqlite3.Connection) -> int:
     return (stored and stored[0]) or 0
 
 
-def _blocks_of(
-    table: sqlite3.Connection, first: int
-) -> Iterator[tuple[int, dict[str, tuple[bytes, bytes]]]]:
-    """Yield each block from the first of these, with the postings of its terms.
-
-    Postings are the offsets in the block (uint16 [n]) of passages and their term frequencies (uint8 [n]); then, for
-    words, their places in each of these (uint8).
-    """
+def _blocks_of(table: sqlite3.Connection, first: int) -> Iterator[tuple[int, dict[str, Posting]]]:
+    """Yield each block from the first of these, with the postings of its words."""
     query = "SELECT id, size, title, text FROM passages WHERE id >= ? ORDER BY id"
     texts = table.execute(query, [first * BLOCK])
     for block, passages in groupby(texts, lambda row: row[0] // BLOCK):
@@ -69,12 +66,8 @@ def _blocks_of(
                 codes.extend(map(codes_by_word.__getitem__, parts))
                 places.extend(range(first, first + len(parts)))
                 first += len(parts) + 1  # no phrase begins in a title and ends in the text
-        stored = np.array([*codes_by_word, *map(words.first_letters, codes_by_word)], np.str_)
-        terms, term_of_word = np.unique(stored, return_inverse=True)
-        of_words = np.frombuffer(codes, np.int64)
-        both = term_of_word[np.concatenate([of_words, of_words + len(codes_by_word)])]
-        keys = both * BLOCK + np.tile(np.concatenate(owners), 2)
-        keys = np.sort(keys * PLACES + np.tile(np.frombuffer(places, np.int64) % PLACES, 2))
+        keys = np.frombuffer(codes, np.int64) * BLOCK + np.concatenate(owners)
+        keys = np.sort(keys * PLACES + np.frombuffer(places, np.int64) % PLACES)
         starts = np.flatnonzero(np.diff(keys // PLACES, prepend=-1))
         ranks = np.arange(len(keys)) - np.repeat(starts, np.diff(starts, append=len(keys)))
         keys = keys[ranks < MOST]
@@ -83,12 +76,14 @@ def _blocks_of(
         offsets = (pairs % BLOCK).astype(np.uint16)
         times = np.diff(starts).astype(np.uint8)
         kept = (keys % PLACES).astype(np.uint8)
-        ends = pairwise(np.searchsorted(pairs, np.arange(len(terms) + 1) * BLOCK).tolist())
-        postings: dict[str, tuple[bytes, bytes]] = {}
-        for term, (a, b) in zip(terms.tolist(), ends, strict=True):
-            in_order = b"" if term.endswith("*") else bytes(kept[starts[a] : starts[b]])
-            postings[term] = bytes(offsets[a:b]) + bytes(times[a:b]), in_order
-        postings.pop("", None)
+        ends = pairwise(np.searchsorted(pairs, np.arange(len(codes_by_word) + 1) * BLOCK).tolist())
+        postings: dict[str, Posting] = {}
+        for word, (a, b) in zip(codes_by_word, ends, strict=True):
+            postings[word] = (
+                bytes(offsets[a:b]),
+                bytes(times[a:b]),
+                bytes(kept[starts[a] : starts[b]]),
+            )
         yield block, postings
 
 
@@ -105,23 +100,29 @@ class Postings:
         self._positions.flat[numbers] = np.arange(len(numbers))
         self._stored = json.dumps([*range(min(beyond, len(self._positions)))])  # blocks
 
-    def _rows(self, term: str) -> Iterator[tuple[Ints64, UInts8, bytes]]:
-        """Yield the positions of passages with a term in each block, its times in them [n], and its places."""
-        joined = "json_each(?) AS stored CROSS JOIN postings ON block = stored.value AND term = ?"
-        query = f"SELECT block, postings.value, places FROM {joined}"
-        yielded = self._table.execute(query, [self._stored, term])
-        made = ((block, *made[term]) for block, made in self._made.items() if term in made)
-        for block, value, places in chain(yielded, made):
-            values = np.frombuffer(value, np.uint8)
-            offsets = values[: 2 * len(values) // 3].view(np.uint16)
-            yield self._positions[block, offsets], values[2 * len(offsets) :], places
+    def _read(self, term: str) -> tuple[Ints64, UInts8, UInts8]:
+        """Return the positions of passages with a term, -1 for one that is gone, its times in them, and its places.
+
+        A passage stands in it once for each word that the term has.
+        """
+        first = term.removesuffix("*")
+        last = term if first == term else first + LAST
+        joined = "json_each(?) AS stored CROSS JOIN postings ON block = stored.value"
+        query = f"SELECT block, offsets, times, places FROM {joined} AND word BETWEEN ? AND ?"
+        rows = self._table.execute(query, [self._stored, first, last]).fetchall()
+        for block, made in self._made.items():
+            rows += [(block, *made[word]) for word in made if first <= word <= last]
+        blocks, *columns = zip(NOWHERE, *rows, strict=True)
+        offsets, times, places = (np.frombuffer(b"".join(column), np.uint8) for column in columns)
+        blocks_of_rows = np.repeat(blocks, [len(times_of_row) for times_of_row in columns[1]])
+        return self._positions[blocks_of_rows, offsets.view(np.uint16)], times, places
 
     def find(self, term: str) -> tuple[Ints64, Floats32]:
-        """Return the positions of passages with a stored term, in order, and its times in them [n]."""
-        rows = [(positions, times) for positions, times, _ in self._rows(term)]
-        positions, times = map(np.concatenate, zip(NOWHERE, *rows, strict=True))
-        is_there = positions >= 0
-        return positions[is_there], times[is_there].astype(np.float32)
+        """Return the positions of passages with a word, or with one that begins as before a star, and its times [n]."""
+        positions, times, _ = self._read(term)
+        times_of_all = np.bincount(positions + 1, times)[1:]  # without those that are gone
+        present = np.flatnonzero(times_of_all)
+        return present, times_of_all[present].astype(np.float32)
 
     def find_phrase(self, parts: Sequence[str]) -> tuple[Ints64, Floats32]:
         """Return as `find` the passages with these words one after another."""
@@ -131,9 +132,7 @@ class Postings:
 
     def _places(self, word: str, back: int) -> Ints64:
         """Return the places of a word in all passages, moved back; a number for each."""
-        keys = [NOWHERE[0]]
-        for positions, times, places in self._rows(word):
-            moved = np.frombuffer(places, np.uint8) - np.uint8(back % PLACES)  # modulo PLACES
-            keys.append(np.repeat(positions, times) * PLACES + moved)
-        among_all = np.concatenate(keys)
-        return among_all[among_all >= 0]
+        positions, times, places = self._read(word)
+        moved = places - np.uint8(back % PLACES)  # modulo PLACES
+        keys = np.repeat(positions, times) * PLACES + moved
+        return keys[keys >= 0]
