@@ -391,7 +391,7 @@ class MaskedLMHead(heads.PretrainingHeads):
 
     def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return the masked-LM loss of `masked_lm_*` [B, P]."""
-        loss, correct = self.masked_lm.loss_sums(hidden, labels)
+        loss, correct = self.masked_lm.sums(hidden, labels)
         return loss / counts["masked"], {"mlm_loss": loss, "mlm_correct": correct}
 
 

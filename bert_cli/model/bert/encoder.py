@@ -1,11 +1,13 @@
 """Embeddings, encoder layer, gather of the masked positions, pooler: the blocks before the heads.
 
-Every block is `block(hidden, batch, key) -> hidden`; READS names the columns of a micro-batch that it needs. Matrix
-products, and the hidden states between blocks, have the compute dtype of the policy; the operations between products
-run in float32. An example may be a pack of several sequences (Krell et al. 2021): then `position_ids` start again in
-each sequence, `next_sentence_positions` are their first positions, and `input_mask` numbers them. Shapes: B examples, S
-sequence length, P masked positions, C sequences of a pack (1 without packing), N heads, H head size, D hidden size, F
-intermediate size.
+Every block is `block(hidden, batch, key) -> hidden`; READS names the columns of a micro-batch that it needs.
+`model/build.py` has their order: `emb`, `hid_0` and so on, then in pre-training `enc_out`, `pool`, `heads`. Their
+`dense`, `norm` and `part` stand in `arithmetic/parts.py`, as does `scaled`, which does nothing without Unit Scaling.
+
+Matrix products, and the hidden states between blocks, have the compute dtype of the policy; the operations between
+products run in float32. In a pack of several sequences (Krell et al. 2021) `position_ids` start again in each sequence,
+`next_sentence_positions` are their first positions, and `input_mask` numbers them. Shapes: B examples, S length, P
+masked positions, C sequences (1 without packs), N heads, H head size, D hidden size, F intermediate size.
 """
 
 from typing import ClassVar
@@ -89,11 +91,15 @@ class SelfAttention(Layer):
         return self.project(self.context(x_BSD, bias, key), x_BSD, key)
 
     def context(self, x_BSD: Tensor, bias: Tensor, key: Key) -> Tensor:
-        """[B, S, D] -> [B, S, D]: for each position the mean of the values, weighted by query times key."""
+        """[B, S, D] -> [B, S, D]: the mean of the values, weighted by the softmax of query times key.
+
+        `key` is that of dropout.
+        """
         # 1 / sqrt(H): the variance of a score is about 1, whatever the size of a head (Vaswani et al. 2017, section
         # 3.2.1).
         scale = (self.config.hidden_size // self.config.num_attention_heads) ** -0.5
         operations = self.operations
+        # `query` or `probabilities` applies the scale, never both.
         query_BSD = operations.query(operations.project(self.query, x_BSD), scale)
         key_BSD = operations.project(self.key, x_BSD)
         value_BSD = operations.project(self.value, x_BSD)
@@ -165,7 +171,7 @@ class GatherPositions(Block):
     """Block `enc_out`: gather the positions that the heads read, each sequence's [CLS] first. No weights."""
 
     READS: ClassVar[tuple[str, ...]] = ("masked_lm_positions", "next_sentence_positions")
-    has_first = True
+    has_first = True  # ModernBERT has no next-sentence prediction, so no first position
 
     def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
         """Reads `masked_lm_positions` [B, P], for packs `next_sentence_positions` [B, C]; returns [B, C + P, D]."""
@@ -190,7 +196,7 @@ class Pooler(Block):
         self.projection = self.dense("dense")
 
     def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
-        """[B, C + P, D] -> [B, C + P, D]."""
+        """[B, C + P, D] -> [B, C + P, D]; before a classifier [B, S, D], of which the first position is pooled."""
         starts = batch.get("next_sentence_positions")
         sequences = 1 if starts is None else starts.shape[1]
         first_BCD = ops.tanh(self.projection(hidden[:, :sequences]))

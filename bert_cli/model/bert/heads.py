@@ -41,7 +41,7 @@ class Head(Block):
     """The last block of a model. Prediction uses its `logits(hidden, key)`, export its `outputs`."""
 
     COUNTS: ClassVar[Mapping[str, str]] = {}
-    """Counts by which the loss is divided, besides `examples` -> the column whose sum is the count."""
+    """Name of a count by which the loss is divided -> the column whose sum over a step it is; `examples` needs none."""
     MEANS: ClassVar[Mapping[str, tuple[str, str]]] = {
         "loss": ("loss", "examples"),
         "accuracy": ("correct", "examples"),
@@ -75,11 +75,11 @@ class MaskedLM(ScoresWords):
 
     def call(self, x_BPD: Tensor) -> Tensor:
         """[B, P, D] -> scores [B, P, V] in float32."""
-        product_MV = matmul(*self._factors(x_BPD), transpose_b=True)
+        product_MV = matmul(*self._operands(x_BPD), transpose_b=True)
         scores_MV = float32(product_MV) + float32(self.scaled("bias", self.bias))
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
-    def loss_sums(self, x_BPD: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+    def sums(self, x_BPD: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
         """Return `loss_sums` for `masked_lm_*` [B, P]; with several chunks, not all scores are computed at once."""
         labels = columns["masked_lm_ids"]
         weights = ops.reshape(ops.cast(columns["masked_lm_weights"], "float32"), (-1,))
@@ -87,13 +87,13 @@ class MaskedLM(ScoresWords):
         # tokens.
         if self.chunks == 1:
             return loss_sums(self(x_BPD), labels, weights)
-        x_MD, table_VD = self._factors(x_BPD)
+        x_MD, table_VD = self._operands(x_BPD)
         labels_M = ops.cast(ops.reshape(labels, (-1,)), "int32")
         bias_V = value_of(self.scaled("bias", self.bias))
         inputs = x_MD, table_VD, bias_V, labels_M, weights
         return chunked_loss(*inputs, self.chunks, self.operations.fuse_above)
 
-    def _factors(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
+    def _operands(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the transformed positions [M, D] and the word table [V, D], in the compute dtype."""
         x_BPD = self.layer_norm(self.activation(self.transform(x_BPD)))
         x_MD = ops.cast(ops.reshape(x_BPD, (-1, self.config.hidden_size)), self.compute_dtype)
@@ -137,7 +137,7 @@ class PretrainingHeads(ScoresWords, Head):
         """Return the sum of both losses, of `masked_lm_*` [B, P] and `next_sentence_*` [B], or [B, C] for packs."""
         next_sentence = labels["next_sentence_labels"]
         sequences = 1 if len(next_sentence.shape) == 1 else next_sentence.shape[1]
-        mlm_loss, mlm_correct = self.masked_lm.loss_sums(hidden[:, sequences:], labels)
+        mlm_loss, mlm_correct = self.masked_lm.sums(hidden[:, sequences:], labels)
         mlm_loss = self.scaled("mlm_loss", mlm_loss)
         nsp_BC2 = self.next_sentence(hidden[:, :sequences])
         nsp_weights = labels.get("next_sentence_weights")
@@ -281,7 +281,7 @@ class SentenceEmbedding(Head):
     )
 
     def logits(self, hidden: Tensor, key: Key) -> Tensor:
-        """[B, S, D] -> the vectors [B, D] in float32."""
+        """[B, 1, D] -> the vectors [B, D] in float32."""
         return ops.cast(hidden[:, 0], "float32")
 
     def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
