@@ -338,8 +338,12 @@ class Index:
 
 def hash_of(text: str) -> int:
     """Return the number by which a text is known, whatever its blanks: a PDF has fewer than justified plain text."""
-    digest = blake2b(" ".join(text.split()).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, signed=True)
+    return number_of(" ".join(text.split()))
+
+
+def number_of(text: str) -> int:
+    """Return a number of 64 bits for a text."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
 # --- the file

@@ -52,7 +52,7 @@ class Lexical:
         rare = [t for t in present if 2 * self.frequency(t) < len(self._numbers)]
         return rare or present or terms
 
-    def scores(self, asked: words.Question, is_allowed: Bools | np.bool) -> Floats32:
+    def scores(self, asked: words.Question, is_allowed: Bools) -> Floats32:
         """Return the score of each passage [N]; 0 without a word of the question.
 
         It is BM25; for the best passages that of 4-grams is added, and they stay the best.

@@ -22,8 +22,8 @@ from bert_cli.data.search import words
 BLOCK = 1 << 14  # numbers of passages
 MOST = 255  # times that a word is counted in a passage
 PLACES = 256
-"""Words of a passage that have places of their own in 8 bits. Passages of 1,000 characters have fewer; of one that has
-more, words that are 256 words apart count as neighbours."""
+"""Words of a passage that have places of their own in 8 bits. Most passages of 1,000 characters have fewer; in a longer
+one, words with a multiple of 256 words between them count as neighbours."""
 NOWHERE = 0, b"", b"", b""
 LAST = "\U0010ffff"  # after every word that begins equally
 Posting = tuple[bytes, bytes, bytes]
@@ -51,21 +51,22 @@ def stored_of(table: sqlite3.Connection) -> int:
 
 def _blocks_of(table: sqlite3.Connection, first: int) -> Iterator[tuple[int, dict[str, Posting]]]:
     """Yield each block from the first of these, with the postings of its words."""
-    query = "SELECT id, size, title, text FROM passages WHERE id >= ? ORDER BY id"
+    query = "SELECT id, title, text FROM passages WHERE id >= ? ORDER BY id"
     texts = table.execute(query, [first * BLOCK])
     for block, passages in groupby(texts, lambda row: row[0] // BLOCK):
         owners: list[Ints64] = []
         codes_by_word: defaultdict[str, int] = defaultdict(count().__next__)
         codes = array("q")
         places = array("q")
-        for number, size, *fields in passages:
-            owners.append(np.full(size, number % BLOCK))
-            first = 0
+        for number, *fields in passages:
+            before = len(codes)
+            start = 0
             for field in fields:
                 parts = words.all_words_of(field)
                 codes.extend(map(codes_by_word.__getitem__, parts))
-                places.extend(range(first, first + len(parts)))
-                first += len(parts) + 1  # no phrase begins in a title and ends in the text
+                places.extend(range(start, start + len(parts)))
+                start += len(parts) + 1  # no phrase begins in a title and ends in the text
+            owners.append(np.full(len(codes) - before, number % BLOCK))
         keys = np.frombuffer(codes, np.int64) * BLOCK + np.concatenate(owners)
         keys = np.sort(keys * PLACES + np.frombuffer(places, np.int64) % PLACES)
         starts = np.flatnonzero(np.diff(keys // PLACES, prepend=-1))

@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_cli.data.search import late, words
 from bert_cli.data.search.database import AGAIN, checksum, report_damage
-from bert_cli.data.search.index import LACKING, SCALE, Index, hash_of
+from bert_cli.data.search.index import LACKING, SCALE, Index, hash_of, number_of
 from bert_cli.data.search.late import Vectors
 from bert_cli.data.search.passages import Document, Passage, pages_of
 from bert_cli.data.search.postings import write_postings
@@ -132,7 +132,7 @@ class WritableIndex(Index):
 def hash_of_document(document: Document) -> int:
     """Return the number by which a document is known, wherever it stands in its file."""
     known = document.title, document.is_named, document.pages
-    return hash_of(repr((known, document.lines)))
+    return number_of(repr((known, document.lines)))
 
 
 @contextmanager
