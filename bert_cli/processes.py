@@ -92,7 +92,8 @@ def quiet_imports() -> Iterator[None]:
     """
     hidden: dict[str, Any] = {name: None for name in KERAS_WRAPS if name not in sys.modules}
     sys.modules.update(hidden)
-    # TensorFlow leaves oneDNN off where a CPU has AVX2 alone; by its other products a step takes a quarter longer.
+    # TensorFlow leaves oneDNN off on a CPU without AVX512_VNNI or AMX. With AVX2 alone a step then takes up to a fifth
+    # longer.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     # Log messages bury the output of a run; TensorFlow's errors are exceptions too.
     shows_logs = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", NO_LOGS) != NO_LOGS

@@ -62,8 +62,7 @@ XML_ROOTS = (b"<mediawiki", b"<!doctype html", b"<html", b"<svg")
 SUFFIXES = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstandard", ".zstd": "zstandard"}
 NOT_UTF_8 = "save it as UTF-8, as with iconv -f ENCODING -t UTF-8 (EUC-JP, GB18030, LATIN1, ...)"
 PARQUET = b"PAR1"
-# The longest is that of bzip2: four bytes, then six of the first block.
-LONGEST_MARK = 16  # of a compression
+LONGEST_MARK = 16  # bytes; that of bzip2 has ten
 JSON_OBJECT = re.compile(r'\{\s*"(?:[^"\\]|\\.)*"\s*:')  # its line may be longer
 TABLES: tuple[Format, ...] = ("csv", "tsv")
 # Formats whose files are opened as the text that is in them.
@@ -397,7 +396,7 @@ def split_part(part: Part, size: int, reading: Reading, *, anywhere: bool = Fals
     is_whole = is_document or part.format in (*TABLES, "parquet", *DOCUMENTS)
     if part.compression or is_whole or part.size < 2 * size:
         return [part]
-    # Parts are then at most an eighth larger than asked.
+    # A part is at most an eighth larger than asked, and the last one half.
     near = size // 8 if anywhere else part.size
     starts = [0]
     with open_part(part) as file:

@@ -178,8 +178,7 @@ def static_mistakes(columns: Batch) -> Iterator[tuple[str, Any]]:
     is_masked_BP = columns["masked_lm_weights"] > 0
     is_padding_BP = positions_BP >= np.count_nonzero(is_token_BS, axis=1)[:, None]
     yield "masked_lm_positions names padding", (is_padding_BP & is_masked_BP).any(axis=1)
-    # Unused slots become different negative numbers.
-    # -1, -2, ...: no two are equal, and none is a position.
+    # Unused slots become -1, -2, ...: no two are equal, and none is a position.
     unused_P = ~np.arange(positions_BP.shape[1])
     sorted_BP = np.sort(np.where(is_masked_BP, positions_BP, unused_P), axis=1)
     is_twice_B = (sorted_BP[:, 1:] == sorted_BP[:, :-1]).any(axis=1)

@@ -262,7 +262,7 @@ def _current_names(tensors: Tensors, config: BertConfig, where: str) -> dict[str
         stem, _, leaf = name.rpartition(".")
         current = f"{stem}.{LEAVES.get(leaf, leaf)}"
         # An encoder's file lacks the prefix that files of complete models have.
-        if current.partition(".")[0] in firsts:  # of the file of an encoder alone
+        if current.partition(".")[0] in firsts:
             current = f"{base}.{current}"
         renamed[current] = value
     for copy, original in ARCHITECTURES[config.architecture].hf_copies.items():

@@ -116,7 +116,7 @@ def spec_of(name: str, shape: Shape, grid: Grid) -> PartitionSpec:
 def over_replicas(spec: PartitionSpec, shape: Shape, grid: Grid) -> PartitionSpec:
     """Return the specification with the longest undivided axis divided over the replicas, if its size allows it."""
     axes = [*spec, *[None] * (len(shape) - len(spec))]
-    # A replica then stores a slice of each weight, along the axis that makes the largest slices.
+    # Every axis gives slices of the same size; the longest is the likeliest to divide by another number of replicas.
     free = [
         n for n, axis in enumerate(axes) if axis is None and shape[n] % grid.shape["replica"] == 0
     ]

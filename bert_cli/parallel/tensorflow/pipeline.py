@@ -109,7 +109,7 @@ class StageWorker:
         hidden = self._receive_hidden(number)
         columns = self.stage.columns(self.micro_batches.columns(number))
         output, saved = self.stage.forward(hidden, columns, self.micro_batches.key(number))
-        # Held until its backward pass: with 1F1B by at most as many micro-batches as stages follow.
+        # Held until its backward pass: in stage k of p, 1F1B holds at most p - k micro-batches.
         self.saved[number] = columns, saved
         self.after.forward.put((number, output))
 

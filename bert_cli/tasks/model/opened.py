@@ -266,7 +266,7 @@ class Input:
 
 
 @dataclass
-class Progress:
+class AnsweredInputs:
     """How many of a command's inputs are answered before a call, and how many it has; by default it has all."""
 
     done: int = 0
@@ -301,7 +301,7 @@ class Predictor:
     tokenizer: TextTokenizer
     settings: PredictSettings
     max_seq_length: int
-    progress: Progress = field(default_factory=Progress, compare=False)
+    progress: AnsweredInputs = field(default_factory=AnsweredInputs, compare=False)
 
     @classmethod
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
@@ -387,7 +387,7 @@ class Predictor:
                 yield numbers, columns, outputs
                 read += len(numbers)
                 # Windows of long texts, in proportion: batches go by length, not by text.
-                done = before.done + read * inputs // examples  # an input may be several examples
+                done = before.done + read * inputs // examples
                 bar.show(f"{done:,} of {total:,} texts", done)
 
     def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats32, Bools]:

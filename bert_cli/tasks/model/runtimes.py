@@ -266,7 +266,7 @@ def open_graph(source: models.Source, task: str) -> EnginelessModel | None:
                 )
             # The user put it beside this model, so it is told; one beside the run may be meant for another
             # checkpoint.
-            if folder.parent == source.folder:  # that of a run may be of another checkpoint
+            if folder.parent == source.folder:
                 print_error(
                     f"warning: {folder} is not used: its model or this program has changed; export it again"
                 )

@@ -46,7 +46,6 @@ def writer(
     mark of the input `like`, if that is one, whose `needed` columns were read. Raises DataError for a faulty file.
     """
     if path is None:
-        # Other letters are escaped where standard output may accept ASCII only.
         # JSON can write any letter in ASCII, so a narrow standard output loses nothing.
         is_ascii = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
         yield lambda row: print_line(json.dumps(row, ensure_ascii=is_ascii))
