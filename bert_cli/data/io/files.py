@@ -85,7 +85,6 @@ PACKED_BYTES = 1 << 16  # bytes of a compressed file that are unpacked at a time
 # Bytes of text in a byte of the file: 10 MB of English articles, at each program's default level.
 EXPANSION = {"": 1.0, "gzip": 2.75, "xz": 3.6, "bzip2": 3.5, "zstandard": 2.8}
 PARQUET_EXPANSION = 1.75  # with snappy, its default; 2.5 with zstandard
-
 OPEN = re.compile(r'<doc (?:[a-z]+="[^"]*" )*title=".*">')
 CLOSE = "</doc>"
 
