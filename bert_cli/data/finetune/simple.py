@@ -105,7 +105,10 @@ def by_word(
 
 def bm25(queries: Sequence[str], documents: Sequence[str]) -> list[list[int]]:
     """Return the numbers of the best documents for each query; each has a word of the query."""
-    known = [Counter(words.words_of(document)) for document in documents]
+    # Of scripts without spaces the letters and the pairs of neighbours: a query of one letter has no pair.
+    known = [
+        Counter(words.words_of(text)) | Counter(words.all_words_of(text)) for text in documents
+    ]
     lengths = np.array([counts.total() for counts in known])
     lengths = lengths / max(1.0, lengths.mean())
     documents_of: defaultdict[str, list[int]] = defaultdict(list)
@@ -115,7 +118,7 @@ def bm25(queries: Sequence[str], documents: Sequence[str]) -> list[list[int]]:
     best: list[list[int]] = []
     for query in queries:
         scores = np.zeros(len(documents), np.float32)
-        for word in {*words.words_of(query)} & documents_of.keys():
+        for word in filter(documents_of.__contains__, dict.fromkeys(words.words_of(query))):
             having = documents_of[word]
             times = np.array([known[number][word] for number in having])
             rarity = ranking.rarity_of(len(having), len(documents))

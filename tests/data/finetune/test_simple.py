@@ -125,3 +125,12 @@ def test_bm25_ranks_as_its_formula_does():
         expected = sorted((n for n, s in enumerate(scores) if s > 0), key=lambda n: -scores[n])
         assert numbers == expected, query
     assert ranked[3:] == [[], []]
+    # Of scripts without spaces a query has pairs of letters, or one letter.
+    assert simple.bm25(["黒猫", "猫"], ["黒猫がいる", "犬と白猫"]) == [[0], [1, 0]]
+
+
+def test_bm25_adds_words_in_the_order_of_the_query():
+    words = [[f"{letter}{n}" for n in range(9)] for letter in "abcdefghij"]
+    shared = [word for row in words for n, word in enumerate(row) for _ in range(n)]
+    documents = [" ".join(row) for row in words]
+    assert simple.bm25([" ".join(documents)], documents + shared)[0][:10] == [*range(10)]
