@@ -206,6 +206,12 @@ WESTERN = (
         *((name, "", "big") for name in ("utf-8", "utf-16", "utf-16-le", "utf-32")),
         ("cp1252", "", "größer"),
         ("cp1252", '<meta charset="iso-8859-1">', "“größer”"),
+        (
+            "cp1252",
+            '<meta charset="iso-8859-1">',
+            "Żaglówki płyną, łódź stoi".encode("cp1250").decode("cp1252"),
+        ),
+        ("cp1252", '<meta charset="windows-1252">', "père et mère de Käthe Jäger: crème de Bächle"),
         ("cp1252", '<meta charset="no-such">', "größer"),
         *(("cp1252", "", big) for big in WESTERN),
         ("utf-8", "", "größer\udcffäöü"),  # a byte that is none
