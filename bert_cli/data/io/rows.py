@@ -92,15 +92,15 @@ def table_rows(
     for where, row in rows:
         if row and len(row) != len(header) and not any(cell.strip() for cell in row):
             row = [""] * len(header)  # spreadsheets write such rows after the last one
-        if row == header:
+        if row == header and len(row) > 1:
             faults.append(DataError(where, "repeats the names of the columns", "leave it out"))
         elif row and len(row) != len(header):
             problem = f"has {len(row)} cells for {len(header)} columns ({listed(header)})"
             faults.append(DataError(where, problem, "fix the row"))
-            if len(faults) == MOST_FAULTS:
-                break
         elif not faults:
             yield where, dict(zip(header, row, strict=False))
+        if len(faults) == MOST_FAULTS:
+            break
     if faults:
         raise combine(faults)
 

@@ -229,7 +229,11 @@ def test_empty_rows_of_a_spreadsheet_are_skipped_and_counted(tmp_path):
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [("only a text,", "'label' is empty"), ("a text", "has 1 cells for 2 columns")],
+    [
+        ("only a text,", "'label' is empty"),
+        ("a text", "has 1 cells for 2 columns"),
+        ("text,label", "repeats the names of the columns"),
+    ],
 )
 def test_ten_wrong_rows_are_named_at_once(row, message, tmp_path):
     lines = ["text,label", *(f"text {n},{n % 2}\n{row}" for n in range(30))]

@@ -54,6 +54,7 @@ def test_a_delimiter_is_not_guessed_where_the_usual_one_has_the_columns(tmp_path
     # A carriage return within a line of a .tsv is text, and in CSV alone it ends a row.
     assert rows_of(put(tmp_path, "a.tsv", "text\tlabel\na\rb\t1\n"))[0]["text"] == "a\rb"
     assert len(rows_of(put(tmp_path, "a.csv", "text,label\ra,1\rb,2\r"))) == 2
+    assert rows_of(put(tmp_path, "a.csv", "text\na\ntext\n"), ["text"])[1] == {"text": "text"}
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
