@@ -181,7 +181,7 @@ def _suggest_files_as_documents(command: str, parts: Sequence[Part], reading: Re
     documents = sum(kind == "document" for kind, _ in lines)
     average = documents / len(sample)
     if average >= MANY_DOCUMENTS:
-        logger.info(
+        logger.warning(
             f"{command}: warning: each of {len(parts):,} files becomes about {average:.0f} documents or more, because "
             "a blank line ends a document; if each file is one document, stop and add --documents files"
         )

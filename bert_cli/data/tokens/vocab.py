@@ -106,7 +106,7 @@ def find_of_any_case(name: str) -> Vocabulary:
 
 def _download(name: str) -> Path:
     """Return the folder of a model's tokenizer files, from the hub, or from its cache where that cannot be reached."""
-    logger.warning(f"vocab: {name} is not here; asking the Hugging Face hub for it")
+    logger.info(f"vocab: {name} is not here; asking the Hugging Face hub for it")
     files = [tokenizer.VOCAB_FILE, TOKENIZER_FILE, tokenizer.CONFIG_FILE]
     reason = "it has no such file"
     try:
@@ -180,7 +180,7 @@ def _warn_of_stripping(text: str, normalization: Normalization) -> None:
     strip = normalizer.normalize_str
     changed = sum(count for word, count in words.items() if strip(word).lower() != word.lower())
     if changed > MANY_STRIPPED * words.total():
-        logger.info(
+        logger.warning(
             f"vocab: warning: stripping accents changes {changed / words.total():.0%} of the words of this text, where "
             "marks may be parts of letters; --no-strip-accents preserves them"
         )

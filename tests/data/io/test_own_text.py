@@ -64,11 +64,11 @@ def test_files_of_many_documents_get_a_hint_before_the_work(tmp_path, capsys):
     for n in range(3):
         write(tmp_path / "in" / f"{n}.txt", documents(4, n))
     split(tmp_path / "in", tmp_path / "out")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(
+    printed = capsys.readouterr()
+    assert printed.err.startswith(
         "preprocess: warning: each of 3 files becomes about 4 documents or more"
     )
-    assert lines[0].endswith("add --documents files") and "plan" in lines[1]
+    assert printed.err.endswith("add --documents files\n") and "plan" in printed.out
     split(tmp_path / "in", tmp_path / "files", documents="files")
     assert read_manifest(tmp_path / "files")["counts"]["documents"] == 3
     # One file of many documents is the common form of a corpus.

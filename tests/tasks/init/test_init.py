@@ -140,7 +140,7 @@ def test_paragraphs_that_may_not_be_documents_are_warned_of(at_home, bert):
     words = ["init", "articles/*.txt", "nothing", "--from", "model", "--dry-run"]
     warning = "init: warning: each of 6 files becomes about 20 documents or more, because a blank "
     for more, is_warned in ((), True), (("--documents", "files"), False):
-        assert (warning in bert(*words, *more).out) == is_warned
+        assert (warning in bert(*words, *more).err) == is_warned
 
 
 def test_the_sentence_is_long_enough_to_be_shown():
