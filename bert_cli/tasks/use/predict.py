@@ -72,6 +72,11 @@ def run(settings: PredictSettings) -> None:
     runtime = runtime or f"{settings.engine} on one {opened.one_device()}, {settings.precision}"
     print_error(f"{what} by {runtime}; {count(len(inputs), 'input')}")
     taken = answered[-1].taken if answered else ()
+    names = (*predictor.empty_answer(), opened.TRUNCATED)
+    new = {name: opened.name_beside(name, taken) for name in names}
+    if renamed := [f"'{name}' is '{new[name]}'" for name in names if new[name] != name]:
+        what = f"of the answers {', '.join(renamed)}, because the input has that column"
+        print_error(f"{settings.input}: {what}")
     needed = settings.text_column or task_class.FIELDS
     is_table = answers.suffix(settings.output) not in ("", ".jsonl")
     key = opened.name_beside("probabilities", taken)

@@ -225,6 +225,9 @@ def test_a_table_comes_back_with_its_columns_and_those_of_the_answers(
     words = ["predict", models["text"], "--input", reviews, *columns, "--output", out]
     said = bert(*words)
     assert said.out == ""
+    assert (
+        "of the answers 'label' is 'predicted_label', because the input has that column" in said.err
+    )
     assert "2 rows without text or label, skipped" in said.err
     data = out.read_bytes()
     assert data.startswith(
@@ -346,6 +349,8 @@ def test_one_text_for_a_model_of_pairs_is_a_warning(settings, models, capsys, tm
         assert (warning in capsys.readouterr().err) == bool(number)
     bert_cli.load(run).label(["the cat", ("the cat", "a dog")])
     assert "but 1 input of 2 have no second text" in capsys.readouterr().err
+    serve_model(ServeSettings(path=str(run)))["predict"]({"text": "the cat"})
+    assert "second text" not in capsys.readouterr().err
 
 
 def test_a_pair_for_a_model_of_single_texts_is_refused(models, capsys, tmp_path):
