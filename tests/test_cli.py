@@ -191,10 +191,11 @@ def test_ctrl_c_promises_that_the_command_continues_only_where_it_does(
 def test_tensorflow_starts_with_onednn_unless_the_environment_turns_it_off():
     program = (
         "from bert_cli.processes import quiet_imports\nwith quiet_imports():\n"
-        "    from tensorflow.python.util._pywrap_util_port import IsMklEnabled\nprint(IsMklEnabled())"
+        "    from tensorflow.python.util._pywrap_util_port import IsMklEnabled\n"
+        "import os\nprint(os.environ['TF_ENABLE_ONEDNN_OPTS'], IsMklEnabled())"
     )
     unset = {name: value for name, value in os.environ.items() if "ONEDNN" not in name}
-    for variables, printed in (({}, "True\n"), ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "False\n")):
+    for variables, printed in (({}, "1 True\n"), ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "0 False\n")):
         words = [sys.executable, "-c", program]
         assert subprocess.check_output(words, text=True, env=unset | variables) == printed
 
