@@ -13,12 +13,8 @@ import numpy as np
 from bert_cli.arrays import Array
 from bert_cli.config.finetune import GlueSettings
 from bert_cli.data.finetune.glue import TASKS, read_split, write_server_file
-from bert_cli.data.finetune.labels import (
-    confidences,
-)
-from bert_cli.data.finetune.tables import (
-    TextExamples,
-)
+from bert_cli.data.finetune.labels import confidences
+from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line
 from bert_cli.tasks.finetune.texts import (

@@ -12,18 +12,9 @@ from bert_cli.arrays import Array, Floats32, Ints
 from bert_cli.config.finetune import ClassifySettings, FinetuneSettings, GlueSettings
 from bert_cli.data.finetune import simple
 from bert_cli.data.finetune.features import Features, cached, encode_texts, texts_hash
-from bert_cli.data.finetune.labels import (
-    Decision,
-    decide,
-    several_samples,
-)
+from bert_cli.data.finetune.labels import Decision, decide, several_samples
 from bert_cli.data.finetune.split import warn_of_shared
-from bert_cli.data.finetune.tables import (
-    TextExamples,
-    read_table,
-    samples_of,
-    write_lines,
-)
+from bert_cli.data.finetune.tables import TextExamples, read_table, samples_of, write_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.processes import print_line
 from bert_cli.statistics import Sample
