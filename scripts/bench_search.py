@@ -103,12 +103,12 @@ def ours(options: argparse.Namespace) -> Pairs:
             index.add_vectors(numbers, Vectors(vectors, [vectors[:0]] * len(numbers)))
             index.record(axes=np.eye(options.size, SIZE, dtype=np.float32).tobytes())
             index.table.execute(f"UPDATE vectors SET tokens = randomblob({SIZE} * {TOKENS})")
-    index = open_index(path)
+    opened = open_index(path)
     question = Vectors(vectors_of(1, options.size), [vectors_of(12, options.size)])
-    index.embed = lambda texts: question
-    index.weights = index.fact("weights")
-    index.ask("first")
-    return [timed(index.ask, text, TOP) for text in questions_of(options)]
+    opened.embed = lambda texts: question
+    opened.weights = opened.fact("weights")
+    opened.ask("first")
+    return [timed(opened.ask, text, TOP) for text in questions_of(options)]
 
 
 def theirs(options: argparse.Namespace) -> Pairs:
