@@ -73,8 +73,7 @@ def run(settings: PredictSettings) -> None:
     print_error(f"{what} by {runtime}; {count(len(inputs), 'input')}")
     taken = answered[-1].taken if answered else ()
     names = (*predictor.empty_answer(), opened.TRUNCATED)
-    new = {name: opened.name_beside(name, taken) for name in names}
-    if renamed := [f"'{name}' is '{new[name]}'" for name in names if new[name] != name]:
+    if renamed := [f"'{n}' is '{opened.name_beside(n, taken)}'" for n in names if n in taken]:
         what = f"of the answers {', '.join(renamed)}, because the input has that column"
         print_error(f"{settings.input}: {what}")
     needed = settings.text_column or task_class.FIELDS
