@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -120,6 +120,7 @@ class TensorFlowProcessGroup(ProcessGroup):
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh.processes.rank, mesh.processes.count)
         self._workers = mesh.processes.workers
+        self._published = 0  # texts
         key = (mesh.number + 1) * KEYS_OF_MESH
         group = DeviceGroup(key, self.world_size, self.rank, mesh.host)
         # One function for each length of frames: a collective has a key, and with it one shape.
@@ -130,18 +131,22 @@ class TensorFlowProcessGroup(ProcessGroup):
 
     def publish(self, text: str) -> None:
         """Store a text in the cluster's coordination service."""
+        # A value cannot be overwritten. The text before stays under the other key, wherever this process stops.
+        self._published += 1
+        key = f"bert_rank_{self.rank}_{self._published % 2}"
         service = context.context()
-        key = f"bert_rank_{self.rank}"
-        service.delete_config_key_value(key)  # a value cannot be overwritten
-        service.set_config_key_value(key, text)
+        service.delete_config_key_value(key)
+        service.set_config_key_value(key, f"{self._published} {text}")
 
     def published_by(self, rank: int) -> str:
         """Return the last text of a rank, or an empty text."""
-        try:
-            # The timeout in milliseconds bridges the moment between deleting and setting.
-            return str(context.context().get_config_key_value(f"bert_rank_{rank}", 1000))
-        except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
-            return ""
+        texts = {0: ""}  # by their numbers
+        for key in range(2):
+            with suppress(tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+                value = str(context.context().get_config_key_value(f"bert_rank_{rank}_{key}", 1000))
+                number, _, text = value.partition(" ")
+                texts[int(number)] = text
+        return texts[max(texts)]
 
     def _sum(self, numbers: Floats64) -> Floats64:
         which = int(numbers.size > FRAMES[0])

@@ -54,6 +54,34 @@ def test_a_process_alone_enters_no_collective():
     assert (alone.broadcast([float("inf")]), alone.collectives) == ([float("inf")], 0)
 
 
+def test_a_process_that_stops_while_it_publishes_leaves_the_text_before(monkeypatch):
+    stored = {}
+
+    class Service:
+        def delete_config_key_value(self, key):
+            stored.pop(key, None)
+
+        def set_config_key_value(self, key, text):
+            if "step 4" in text:
+                raise InterruptedError
+            stored[key] = text
+
+        def get_config_key_value(self, key, timeout):
+            if key not in stored:
+                raise tf.errors.NotFoundError(None, None, key)
+            return stored[key]
+
+    group = TensorFlowProcessGroup(open_mesh(settings_of("1x1")))
+    monkeypatch.setattr(runtime.context, "context", Service)
+    assert group.published_by(0) == ""
+    for step in range(1, 4):
+        group.publish(f"step {step}")
+        assert group.published_by(0) == f"step {step}"
+    with pytest.raises(InterruptedError):
+        group.publish("step 4")
+    assert group.published_by(0) == "step 3"
+
+
 def test_the_error_of_a_lost_process_names_the_first_rank_in_the_message():
     for message, which in (
         ("aborted by: Error reported from /job:worker/task:2: The following tasks", "rank 2 (b:1)"),
