@@ -11,7 +11,6 @@ import sqlite3
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from itertools import count, groupby, pairwise
 
 import numpy as np
@@ -127,13 +126,19 @@ class Postings:
 
     def find_phrase(self, parts: Sequence[str]) -> tuple[Ints64, Floats32]:
         """Return as `find` the passages with these words one after another."""
-        keys = reduce(np.intersect1d, (self._places(word, n) for n, word in enumerate(parts)))
-        positions, times = np.unique(keys // PLACES, return_counts=True)
+        keys = [self._places(word) for word in parts]
+        rarest = int(np.argmin([len(places) for places in keys]))
+        # A search for the places of the rarest word among those of "the", which can be millions.
+        starts = keys[rarest]
+        for number, among in enumerate(keys):
+            sought = starts - starts % PLACES + (starts + number - rarest) % PLACES
+            at = np.searchsorted(among, sought)
+            starts = starts[among.take(at, mode="clip") == sought]
+        positions, times = np.unique(starts // PLACES, return_counts=True)
         return positions, times.astype(np.float32)
 
-    def _places(self, word: str, back: int) -> Ints64:
-        """Return the places of a word in all passages, moved back; a number for each."""
+    def _places(self, word: str) -> Ints64:
+        """Return the places of a word in all passages, in order; a number for each."""
         positions, times, places = self._read(word)
-        moved = places - np.uint8(back % PLACES)  # modulo PLACES
-        keys = np.repeat(positions, times) * PLACES + moved
+        keys = np.repeat(positions, times) * PLACES + places
         return keys[keys >= 0]
