@@ -18,7 +18,6 @@ from support.corpora import (
 from bert_cli.config.data import IndexSettings
 from bert_cli.data.examples.inspect import unmasked
 from bert_cli.data.examples.source import Packs, shortest_pack_first
-from bert_cli.data.records import index
 from bert_cli.data.records.formats import (
     STATIC_FEATURES,
     dynamic_payloads,
@@ -27,6 +26,7 @@ from bert_cli.data.records.formats import (
 )
 from bert_cli.data.records.index import write_corpus
 from bert_cli.data.records.tfrecord import RecordWriter, serialize_examples, varint
+from bert_cli.data.steps import index
 from bert_cli.errors import DataError
 from bert_cli.facts.masking import Masking, packed_predictions
 
