@@ -147,7 +147,9 @@ def test_a_keras_model_is_refused_with_its_conversion(model, tmp_path):
         folder.mkdir()
         (folder / name).write_bytes(b"")
         for path in (folder, folder / name, folder):
-            with pytest.raises(CheckpointError, match=rf"{name}: is a Keras .*save_pretrained"):
+            with pytest.raises(
+                CheckpointError, match=rf"{name}: is a model of Keras .*save_pretrained"
+            ):
                 find_source(str(path))
             shutil.copy(model / "config.json", folder)
 
