@@ -59,7 +59,7 @@ def permute(indices: npt.ArrayLike, size: npt.ArrayLike, seed: int, epoch: npt.A
     keys = mix(seed_key + epochs * GOLDEN)
     bits = np.frexp((sizes - np.uint64(1)).astype(np.float64))[1].astype(np.uint64)  # bit_length
     numbers = _feistel(numbers, keys, bits)
-    # Walks the cycle until it is inside: still one to one.
+    # The permutation is applied again until the index is in range; it stays one to one.
     outside = np.flatnonzero(numbers >= sizes)
     while outside.size:
         numbers[outside] = _feistel(numbers[outside], keys[outside], bits[outside])
@@ -91,7 +91,7 @@ def _feistel(numbers: UInts64, keys: UInts64, bits: UInts64) -> UInts64:
     right = numbers & low_mask
     steps = np.arange(1, ROUNDS + 1, dtype=np.uint64) * GOLDEN
     for first, second in steps.reshape(-1, 2):
-        # Each round can be undone, so the whole is a permutation, whatever `mix` is.
+        # Each round has an inverse, so all rounds together are a permutation, whatever `mix` is.
         left ^= mix(keys + first + right) & high_mask
         right ^= mix(keys + second + left) & low_mask
     return (left << low) | right

@@ -61,7 +61,7 @@ class Loaded:
 def configs_folder() -> Path:
     """Return the folder of the shipped configs, in a checkout or an installed wheel."""
     package = Path(__file__).parents[1]
-    # A wheel has them inside the package, a checkout beside it.
+    # A wheel has them inside the package, a checkout in the folder above it.
     installed = package / "_configs"
     return installed if installed.is_dir() else package.parent / "configs"
 

@@ -210,7 +210,7 @@ def _shapes(order: TrainSettings, devices: int, processes: int) -> list[Shape]:
     is_jax = order.engine == "jax"
     sizes = [tensor_devices] if is_jax else range(1, min(process_devices, limit) + 1)
     replicas = process_devices // sizes[0]
-    # Only numbers that keep the micro-batches of a step whole.
+    # Only numbers that divide a step into complete micro-batches.
     divisors = [n for n in range(1, replicas + 1) if micro_batches % (processes * n) == 0]
     counts = [divisors[bisect_right(divisors, process_devices // size) - 1] for size in sizes]
     return [(processes * number, size) for number, size in zip(counts, sizes, strict=True)]

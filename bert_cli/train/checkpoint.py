@@ -88,7 +88,7 @@ class Format:
     """Examples of an epoch, for the model card; None where there is no end."""
 
 
-# A number that every reader of JSON keeps.
+# Below 2^53 every JSON reader reads an integer exactly.
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 

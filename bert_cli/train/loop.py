@@ -91,7 +91,7 @@ class Step:
         """
         state = self.state
         scale = self.state.loss_scale
-        # Numbers over the whole run, so that dropout depends on neither replicas nor processes.
+        # Numbered over all steps of the run, so that dropout depends on neither replicas nor processes.
         micro_batches = self.micro_batches(state.step)
         request = UpdateRequest(
             step=state.step,

@@ -108,7 +108,7 @@ class Records:
         sequences = self.files.dynamic(numbers_R)
         tokens_RS = np.full((len(numbers_R), length), recipe.special.pad, np.int32)
         tokens_RS[np.arange(length) < sequences.lengths[:, None]] = sequences.tokens
-        # By the record, not by its place in the batch: packing and micro-batches change no mask.
+        # By the number of the record, so that packing and the size of a micro-batch change no mask.
         keys_R = np.zeros(len(numbers_R), np.uint64)
         for epoch in np.unique(epochs_R):
             chosen = epochs_R == epoch

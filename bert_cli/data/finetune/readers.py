@@ -104,7 +104,7 @@ class PackReader(TextReader):
         texts = texts.take(text)
         lengths = texts.lengths
         offset = texts.starts - texts.starts[slot == 0][pack]
-        # At most one row for each text, if none fits beside another.
+        # At most one row for each text, if no two fit into a row.
         texts_of_batch = self.batching.micro_batch_size * self.group
         micro_batches = len(texts) // texts_of_batch
         # The number of rows is a multiple, so that a batch has one of ROWS_IN_A_BATCH shapes.

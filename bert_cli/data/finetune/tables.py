@@ -198,7 +198,7 @@ def read_table(
 
 
 class _Row(NamedTuple):
-    """A row of a table: its place in the file, its texts and its labels."""
+    """A row of a table: its file and line, its texts and its labels."""
 
     where: str
     texts: tuple[str, ...]

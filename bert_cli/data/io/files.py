@@ -174,7 +174,7 @@ def recognise(path: Path, reading: Reading) -> Part | None:
         problem = "is a JSON array"
         raise DataError(str(path), problem, "write one object on each line (jq -c .[])")
     if kind != "parquet":
-        # A tenth of zeros is no text, however it is encoded; a few zeros are damage that one may want to read past.
+        # With a tenth of zero bytes it is binary in every encoding; a few zero bytes are damage within text.
         if 10 * first.count(0) > len(first) or (b"\r" in head and b"\n" not in head):
             problem = "is not UTF-8 text with line ends (zero bytes or carriage returns alone)"
             remedy = "convert it, as with iconv or tr '\\r' '\\n', or leave it out"

@@ -143,7 +143,7 @@ def has_two_columns(text: str) -> bool:
     starts = Counter(row.end - len(pair[1]) for row in rows if (pair := PAIR.fullmatch(row.text)))
     # The second column of proportional fonts starts a column more or less to the right.
     count = max((starts[n - 1] + starts[n] + starts[n + 1] for n in list(starts)), default=0)
-    # Most lines, and enough of them: a table of two rows is no text in columns.
+    # Most lines, and enough of them: two rows can be a table.
     return count > max(MIN_EVIDENCE, len(rows) / 2)
 
 

@@ -35,7 +35,7 @@ CREATE TABLE passages(
 CREATE TABLE vectors(  -- of equal texts once
     id INTEGER PRIMARY KEY, hash INTEGER UNIQUE, value BLOB, tokens BLOB);
 CREATE TABLE postings(
-    block INTEGER, word TEXT, offsets BLOB, times BLOB, places BLOB, PRIMARY KEY(block, word)) WITHOUT ROWID;
+    block INTEGER, word TEXT, offsets BLOB, times BLOB, positions BLOB, PRIMARY KEY(block, word)) WITHOUT ROWID;
 CREATE INDEX documents_of_files ON documents(file, hash);
 CREATE INDEX passages_of_documents ON passages(document);
 CREATE INDEX passages_of_texts ON passages(hash);

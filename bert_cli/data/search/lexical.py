@@ -32,7 +32,7 @@ class Lexical:
         self._postings = Postings(table, numbers)
         self._lengths = sizes / max(1.0, sizes.mean())
         self.find = lru_cache(RECENT)(self._find)
-        """Returns the positions of the passages that have a term, and its times in them [n]."""
+        """Returns the rows of the passages that have a term, and its times in them [n]."""
 
     def _find(self, term: str) -> tuple[Ints64, Floats32]:
         parts = term.split(" ")
@@ -59,9 +59,9 @@ class Lexical:
         """
         scores = np.zeros(len(self._numbers), np.float32)
         for term in self.terms(asked):
-            positions, times = self.find(term)
-            rarity = rarity_of(len(positions), len(scores))
-            scores[positions] += bm25(rarity, times, self._lengths[positions])
+            rows, times = self.find(term)
+            rarity = rarity_of(len(rows), len(scores))
+            scores[rows] += bm25(rarity, times, self._lengths[rows])
         scores *= is_allowed
         answers = np.flatnonzero(scores)
         best = answers[best_of(scores[answers], RERANKED)]

@@ -1,7 +1,7 @@
-"""Postings: the passages that have a word, how often, and at which of their places.
+"""Postings: the passages that have a word, how often, and its positions in them.
 
-Phrases are found by the places; the forms of a word are those that begin as it does. A block has the postings of as
-many numbers of passages as 14 bits count. New passages change the last block, or begin others.
+Phrases are found by these positions. The forms of a word are the words that begin as it does. A block has the
+postings of as many numbers of passages as 14 bits count. New passages change the last block, or begin others.
 
 Shapes: N passages, n of them with a word.
 """
@@ -20,14 +20,14 @@ from bert_cli.data.search import words
 
 BLOCK = 1 << 14  # numbers of passages
 MOST = 255  # times that a word is counted in a passage
-PLACES = 256
-"""Words of a passage that have places of their own in 8 bits. Most passages of 1,000 characters have fewer; in a longer
-one, words with a multiple of 256 words between them count as neighbours."""
-NOWHERE = 0, b"", b"", b""
+WORD_POSITIONS = 256
+"""Word positions are stored modulo this number, in 8 bits. Most passages of 1,000 characters have fewer words;
+in a longer one, words with a multiple of 256 words between them count as neighbours."""
+NO_POSTING = 0, b"", b"", b""
 LAST = "\U0010ffff"  # after every word that begins equally
 Posting = tuple[bytes, bytes, bytes]
-"""The offsets in the block (uint16 [n]) of passages with a word, its times in them (uint8 [n]), and its places in each
-of these (uint8 [sum of the times])."""
+"""The offsets in the block (uint16 [n]) of passages with a word, its times in them (uint8 [n]), and its positions in
+each of these (uint8 [sum of the times])."""
 
 
 def write_postings(table: sqlite3.Connection) -> None:
@@ -56,26 +56,26 @@ def _blocks_of(table: sqlite3.Connection, first: int) -> Iterator[tuple[int, dic
         owners: list[Ints64] = []
         codes_by_word: defaultdict[str, int] = defaultdict(count().__next__)
         codes = array("q")
-        places = array("q")
+        positions = array("q")
         for number, *fields in passages:
             before = len(codes)
             start = 0
             for field in fields:
                 parts = words.all_words_of(field)
                 codes.extend(map(codes_by_word.__getitem__, parts))
-                places.extend(range(start, start + len(parts)))
+                positions.extend(range(start, start + len(parts)))
                 start += len(parts) + 1  # no phrase begins in a title and ends in the text
             owners.append(np.full(len(codes) - before, number % BLOCK))
         keys = np.frombuffer(codes, np.int64) * BLOCK + np.concatenate(owners)
-        keys = np.sort(keys * PLACES + np.frombuffer(places, np.int64) % PLACES)
-        starts = np.flatnonzero(np.diff(keys // PLACES, prepend=-1))
+        keys = np.sort(keys * WORD_POSITIONS + np.frombuffer(positions, np.int64) % WORD_POSITIONS)
+        starts = np.flatnonzero(np.diff(keys // WORD_POSITIONS, prepend=-1))
         ranks = np.arange(len(keys)) - np.repeat(starts, np.diff(starts, append=len(keys)))
         keys = keys[ranks < MOST]
-        starts = np.flatnonzero(np.diff(keys // PLACES, prepend=-1, append=-1))
-        pairs = keys[starts[:-1]] // PLACES
+        starts = np.flatnonzero(np.diff(keys // WORD_POSITIONS, prepend=-1, append=-1))
+        pairs = keys[starts[:-1]] // WORD_POSITIONS
         offsets = (pairs % BLOCK).astype(np.uint16)
         times = np.diff(starts).astype(np.uint8)
-        kept = (keys % PLACES).astype(np.uint8)
+        kept = (keys % WORD_POSITIONS).astype(np.uint8)
         ends = pairwise(np.searchsorted(pairs, np.arange(len(codes_by_word) + 1) * BLOCK).tolist())
         postings: dict[str, Posting] = {}
         for word, (a, b) in zip(codes_by_word, ends, strict=True):
@@ -96,49 +96,51 @@ class Postings:
         # A block with a passage that is not stored is made.
         beyond = int(numbers[numbers > stored].min(initial=stored + BLOCK)) // BLOCK
         self._made = dict(_blocks_of(table, beyond))
-        self._positions = np.full((numbers.max(initial=0) // BLOCK + 1, BLOCK), -1)  # -1 is gone
-        self._positions.flat[numbers] = np.arange(len(numbers))
-        self._stored = json.dumps([*range(min(beyond, len(self._positions)))])  # blocks
+        self._row_of = np.full((numbers.max(initial=0) // BLOCK + 1, BLOCK), -1)  # -1 is gone
+        self._row_of.flat[numbers] = np.arange(len(numbers))
+        self._stored = json.dumps([*range(min(beyond, len(self._row_of)))])  # blocks
 
     def _read(self, term: str) -> tuple[Ints64, UInts8, UInts8]:
-        """Return the positions of passages with a term, -1 for one that is gone, its times in them, and its places.
+        """Return the rows of passages with a term, -1 for one that is gone, its times in them, and its word positions.
 
         A passage stands in it once for each word that the term has.
         """
         first = term.removesuffix("*")
         last = term if first == term else first + LAST
         joined = "json_each(?) AS stored CROSS JOIN postings ON block = stored.value"
-        query = f"SELECT block, offsets, times, places FROM {joined} AND word BETWEEN ? AND ?"
-        rows = self._table.execute(query, [self._stored, first, last]).fetchall()
+        query = f"SELECT block, offsets, times, positions FROM {joined} AND word BETWEEN ? AND ?"
+        postings = self._table.execute(query, [self._stored, first, last]).fetchall()
         for block, made in self._made.items():
-            rows += [(block, *made[word]) for word in made if first <= word <= last]
-        blocks, *columns = zip(NOWHERE, *rows, strict=True)
-        offsets, times, places = (np.frombuffer(b"".join(column), np.uint8) for column in columns)
-        blocks_of_rows = np.repeat(blocks, [len(times_of_row) for times_of_row in columns[1]])
-        return self._positions[blocks_of_rows, offsets.view(np.uint16)], times, places
+            postings += [(block, *made[word]) for word in made if first <= word <= last]
+        blocks, *columns = zip(NO_POSTING, *postings, strict=True)
+        offsets, times, positions = (
+            np.frombuffer(b"".join(column), np.uint8) for column in columns
+        )
+        block_of_posting = np.repeat(blocks, list(map(len, columns[1])))
+        return self._row_of[block_of_posting, offsets.view(np.uint16)], times, positions
 
     def find(self, term: str) -> tuple[Ints64, Floats32]:
-        """Return the positions of passages with a word, or with one that begins as before a star, and its times [n]."""
-        positions, times, _ = self._read(term)
-        times_of_all = np.bincount(positions + 1, times)[1:]  # without those that are gone
+        """Return the rows of passages with a word, or with one that begins as before a star, and its times [n]."""
+        rows, times, _ = self._read(term)
+        times_of_all = np.bincount(rows + 1, times)[1:]  # without those that are gone
         present = np.flatnonzero(times_of_all)
         return present, times_of_all[present].astype(np.float32)
 
     def find_phrase(self, parts: Sequence[str]) -> tuple[Ints64, Floats32]:
         """Return as `find` the passages with these words one after another."""
-        keys = [self._places(word) for word in parts]
-        rarest = int(np.argmin([len(places) for places in keys]))
-        # A search for the places of the rarest word among those of "the", which can be millions.
+        keys = [self._positions_of(word) for word in parts]
+        rarest = int(np.argmin([len(positions) for positions in keys]))
+        # The positions of the rarest word are looked up among the positions of "the", which can be millions.
         starts = keys[rarest]
         for number, among in enumerate(keys):
-            sought = starts - starts % PLACES + (starts + number - rarest) % PLACES
+            sought = starts - starts % WORD_POSITIONS + (starts + number - rarest) % WORD_POSITIONS
             at = np.searchsorted(among, sought)
             starts = starts[among.take(at, mode="clip") == sought]
-        positions, times = np.unique(starts // PLACES, return_counts=True)
-        return positions, times.astype(np.float32)
+        rows, times = np.unique(starts // WORD_POSITIONS, return_counts=True)
+        return rows, times.astype(np.float32)
 
-    def _places(self, word: str) -> Ints64:
-        """Return the places of a word in all passages, in order; a number for each."""
-        positions, times, places = self._read(word)
-        keys = np.repeat(positions, times) * PLACES + places
+    def _positions_of(self, word: str) -> Ints64:
+        """Return the positions of a word in all passages, in order; a number for each."""
+        rows, times, positions = self._read(word)
+        keys = np.repeat(rows, times) * WORD_POSITIONS + positions
         return keys[keys >= 0]

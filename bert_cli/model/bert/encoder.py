@@ -196,7 +196,7 @@ class Pooler(Block):
         self.projection = self.dense("dense")
 
     def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
-        """[B, C + P, D] -> [B, C + P, D]; before a classifier [B, S, D], of which the first position is pooled."""
+        """[B, C + P, D] -> [B, C + P, D]; before a classifier [B, S, D], pooled at its first position."""
         starts = batch.get("next_sentence_positions")
         sequences = 1 if starts is None else starts.shape[1]
         first_BCD = ops.tanh(self.projection(hidden[:, :sequences]))

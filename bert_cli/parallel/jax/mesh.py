@@ -90,7 +90,7 @@ class Links:
 
     def add(self, rank: int, link: socket.socket) -> None:
         """Watch the connection to a rank."""
-        # Four probes within the time: a single lost packet is no lost process.
+        # Four probes within the time, so that one lost packet does not count as a lost process.
         probe = max(1, self.lost_after_seconds // 4)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe)

@@ -46,7 +46,7 @@ from bert_cli.parallel.tensorflow.pipeline import Channel, MicroBatches, StageWo
 from bert_cli.parallel.tensorflow.stage import Stage
 from bert_cli.parallel.tensorflow.update import DeviceUpdate, Variables, random_bits
 
-# An all-reduce of two numbers over all processes: with a second between them it costs nothing beside a step.
+# An all-reduce of two numbers over all processes: once a second it is negligible.
 AGREE_SECONDS = 1.0  # between checks, during a step, whether a process was asked to stop
 
 
@@ -104,7 +104,7 @@ class TensorFlowEngine(Engine):
         for replica, row in enumerate(self.updates):
             for device in range(len(mesh.devices[replica])):
                 pairs = zip(replicas[replica], layout.stage_devices, strict=True)
-                # The map repeats for each replica; device numbers are those of a replica.
+                # The map repeats for each replica, whose devices are numbered from 0.
                 stages = [stage for stage, its_device in pairs if its_device == device]
                 # A device may have only the gather of the masked positions, which has no weights.
                 if optimizer is not None and any(stage.weights for stage in stages):

@@ -121,7 +121,7 @@ def contrastive_loss(
         positive = rows - first, rows * (vectors.shape[1] - 1)  # the score of the positive
         scores = anchors[rows] @ candidates.T / np.float32(temperature)
         scores[_left_out(texts, rows)] = -np.inf
-        # A tie is no hit: a model that gives every text the same vector would be right everywhere.
+        # A tie counts as wrong; otherwise a model with one vector for all texts would be always right.
         is_correct[rows] = (scores >= scores[positive][:, None]).sum(1) == 1
         losses[rows] = logsumexp(scores, axis=1) - scores[positive]
         changes = softmax(scores, axis=1)  # the gradient of a row's loss with respect to its scores

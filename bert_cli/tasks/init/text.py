@@ -70,7 +70,7 @@ def read_facts(
     Raises DataError for a text of fewer than MIN_DOCUMENTS documents or MIN_WORDS words.
     """
     pieces = [piece for part in parts for piece in files.split_part(part, PIECE_BYTES, reading)]
-    # Every n-th piece of the whole text, so that its parts have their share.
+    # Every n-th piece, so that all parts of the text are in the sample.
     interval = max(1, int(sum(map(files.text_bytes, parts))) // SAMPLED_BYTES)
     documents = []
     size = 0

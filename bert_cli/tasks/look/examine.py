@@ -97,7 +97,7 @@ def check_memory(
         total = free = memory
         text = f"device {device} of a replica needs {format_bytes(needed)}"
     else:
-        # All replicas of this host share its memory; those of other hosts do not count.
+        # The replicas of this host share its memory.
         local = order.global_batch.replicas * len(processes.local_ranks) // processes.count
         needed = max(1, local) * sum(sizes)
         total, free = machine.memory()

@@ -215,7 +215,7 @@ def open_numpy(source: models.Source, task: str) -> EnginelessModel | None:
         needed |= {"pooler.dense.bias": config.hidden_size} if POOL.name in head.before else {}
     sizes = {name: value.size for name, value in weights.items() if "position_ids" not in name}
     encoder = sum(size for name, size in sizes.items() if name.startswith(ENCODER))
-    # Every weight must have a place in this class, or the model is another one.
+    # A weight that this class does not have means another model.
     is_usual = (
         needed.items() <= sizes.items()
         and encoder == config.embedding_weights + config.num_hidden_layers * config.layer_weights
@@ -264,8 +264,7 @@ def open_graph(source: models.Source, task: str) -> EnginelessModel | None:
                 return EnginelessModel(
                     source, (), (), head, f"ONNX Runtime ({folder}, {precision})", run
                 )
-            # The user put it beside this model, so it is told; one beside the run may be meant for another
-            # checkpoint.
+            # Only of a graph in the model's folder: one in the run's folder may be of another checkpoint.
             if folder.parent == source.folder:
                 print_error(
                     f"warning: {folder} is not used: its model or this program has changed; export it again"

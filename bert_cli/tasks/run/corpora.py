@@ -206,7 +206,7 @@ def refuse_another_vocabulary(
         problem = f"holds a run whose vocabulary differs from the records in {corpus}"
         remedy = "use another folder for a new run, or use this run's own records"
         raise ConfigError(f"save_ckpt_path ({run})", problem, remedy)
-    # Pieces that only the records have extend the model; the others must be equal in place.
+    # Pieces that only the records have extend the model; the others must have the same numbers.
     for number, (our_token, their_token) in enumerate(zip_longest(ours, theirs)):
         if their_token is not None and our_token != their_token:
             differs = (

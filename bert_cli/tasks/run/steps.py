@@ -95,7 +95,7 @@ def take_devices(draft: Draft[Any]) -> str:
 
 
 def open_records(draft: Draft[PretrainSettings]) -> str:
-    """Open the process' part of the examples, whose vocabulary is that of the model or extends it."""
+    """Open the process' part of the examples, whose vocabulary equals or extends the model's."""
     order = draft.order
     processes = draft.processes
     stream = corpora.open_stream(order, processes.rank, processes.count)

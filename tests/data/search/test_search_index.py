@@ -563,7 +563,7 @@ def test_an_index_that_was_not_finished_is_checked_when_it_continues(tmp_path):
             table.execute("UPDATE seal SET crc = ''")
             table.execute(change)
 
-    damage("UPDATE postings SET offsets = x'0000', times = x'01', places = x'00'")
+    damage("UPDATE postings SET offsets = x'0000', times = x'01', positions = x'00'")
     assert open_index(path).ask('coffee "the roasted beans"') != expected
     with write_index(path):  # makes the postings again
         pass
