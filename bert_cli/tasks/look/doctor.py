@@ -1,6 +1,5 @@
 """`bert doctor`: check this machine, and a run before it is started."""
 
-import os
 from importlib.util import find_spec
 
 from bert_cli.config.pretrain import PretrainSettings
@@ -30,7 +29,7 @@ def run(settings: DoctorSettings | DoctorRunSettings) -> None:
 
 def examine(settings: DoctorSettings | DoctorRunSettings, report: Report) -> Report:
     """Run all checks in order; a check that needs the result of a failed check is left out."""
-    machine.check_machine(report, os.environ)
+    machine.check_machine(report)
     try:
         from bert_cli.tasks.look.examine import check_devices, check_run
     except ImportError as error:  # of the engine's framework

@@ -25,14 +25,7 @@ from bert_cli.tasks.run import resolve
 from bert_cli.tasks.run.job import Draft
 from bert_cli.tasks.run.steps import STEPS
 from bert_cli.text import count, format_bytes
-from bert_cli.train import health, history
 from bert_cli.train.checkpoint import complete_checkpoints
-
-TEMPORARY_FILE_SYSTEMS = {
-    "tmpfs": "memory, lost when the machine restarts",
-    "ramfs": "memory, lost when the machine restarts",
-    "overlay": "a container's disk, lost with the container",
-}
 
 
 def check_devices(report: Report, settings: DoctorSettings | DoctorRunSettings) -> Devices | None:
@@ -126,7 +119,7 @@ def checkpoint_bytes(order: TrainSettings) -> int:
 
 
 def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:
-    """Check that the checkpoints can be written, and that the disk is permanent and large enough."""
+    """Check that the checkpoints can be written, and that the disk is large enough."""
     what = "save_ckpt_path"
     order = draft.order
     folder = order.save_ckpt_path
@@ -140,16 +133,8 @@ def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:
     if folder is None:
         report.add("ok", what, "nothing will be saved")
         return
-    disk_type = machine.file_system(existing(folder))
-    if disk_type in TEMPORARY_FILE_SYSTEMS:
-        problem = f"{folder} is on {disk_type}: {TEMPORARY_FILE_SYSTEMS[disk_type]}"
-        report.add("warning", what, problem, "choose a folder on a disk", file_system=disk_type)
     if saved := complete_checkpoints(folder):
         report.add("ok", what, f"the run would continue from {saved[-1]}")
-    if (so_far := history.Run(folder)).step:
-        warning = health.warning_of(so_far)
-        state, _, remedy = (warning or "no warning").partition(": ")
-        report.add("warning" if warning else "ok", "loss so far", state, remedy)
     # A new checkpoint is written before the oldest is removed, so one more has to fit.
     size = checkpoint_bytes(order)
     interval = order.keep_every_steps
@@ -159,9 +144,9 @@ def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:
     free = free_bytes(folder)
     needed = max(0, (number + 1) * size - used)
     text = (
-        f"{format_bytes(free)} free{f' on {disk_type}' if disk_type else ''}; {count(number, 'checkpoint')} of "
-        f"{format_bytes(size)} and one being written {'still need' if used else 'need'} {format_bytes(needed)}"
+        f"{format_bytes(free)} free; {count(number, 'checkpoint')} of {format_bytes(size)} and one being written "
+        f"need {format_bytes(needed)} more"
     )
-    values = {"checkpoint": size, "kept": number, "needed": needed, "free": free, "kind": disk_type}
+    values = {"checkpoint": size, "kept": number, "needed": needed, "free": free}
     remedy = "free disk space, choose another --save-ckpt-path, or lower --keep-checkpoints"
     report.add("ok" if needed <= free else "error", "disk", text, remedy, **values)

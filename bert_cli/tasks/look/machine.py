@@ -41,11 +41,6 @@ FAST_INSTRUCTIONS = {
     "mixed_float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
     "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
-# Environment variable -> values that slow a run down or change its numbers, and their effect.
-HARMFUL = {
-    "TF_ENABLE_ONEDNN_OPTS": ("0|false", "turns off the fast matrix products of a CPU"),
-    "TF_XLA_FLAGS": (".*auto_jit.*", "compiles more than the run does, with other rounding"),
-}
 BFLOAT16_CAPABILITY = 8.0  # CUDA compute capability from which a GPU has products in bfloat16
 CGROUP = Path("/sys/fs/cgroup")
 # A warning slows a run down or may end it.
@@ -150,17 +145,6 @@ def resident_bytes() -> tuple[int, int]:
     return now, 1024 * int(peak[1]) if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def file_system(folder: Path) -> str | None:
-    """Return the type of the file system that holds a folder; None if unknown."""
-    path = folder.resolve()
-    mounts = psutil.disk_partitions(all=True)
-    above = [mount for mount in mounts if path.is_relative_to(mount.mountpoint)]
-    # A later mount on the same point hides the earlier one.
-    # The longest path is the innermost mount.
-    above.sort(key=lambda mount: len(mount.mountpoint))
-    return above[-1].fstype if above else None
-
-
 def description() -> JSONObject:
     """Return the processor and the memory, in the form that measurements record."""
     flags = processor_flags(_read(CPUINFO))
@@ -192,8 +176,8 @@ def _read(path: str | Path) -> str:
 # --- checks
 
 
-def check_machine(report: Report, environment: Mapping[str, str]) -> None:
-    """Report the versions of the packages and the memory, and check the processor and the environment."""
+def check_machine(report: Report) -> None:
+    """Report the versions of the packages and the memory, and check the processor."""
     versions = package_versions(PACKAGES)
     python = versions["python"]
     report.add("ok", "python", f"{python} on {platform.platform()}", python=python)
@@ -203,7 +187,6 @@ def check_machine(report: Report, environment: Mapping[str, str]) -> None:
     total, free = memory()
     text = f"{format_bytes(free)} free of {format_bytes(total)}"
     report.add("ok", "memory", text, free=free, total=total)
-    check_environment(report, environment)
 
 
 def check_processor(report: Report) -> None:
@@ -224,14 +207,6 @@ def check_processor(report: Report) -> None:
         problem += ", but TensorFlow starts a thread for each"
         remedy = f"set TF_NUM_INTRAOP_THREADS={max(1, int(quota))}, or assign whole cores to the container"
         report.add("warning", "processor", problem, remedy, **values)
-
-
-def check_environment(report: Report, environment: Mapping[str, str]) -> None:
-    """Warn of environment variables that slow a run down or change its numbers."""
-    for name, (values, effect) in HARMFUL.items():
-        value = environment.get(name, "").strip()
-        if re.fullmatch(values, value, re.IGNORECASE):
-            report.add("warning", "environment", f"{name} ({value}): {effect}", "unset it")
 
 
 def check_engine(report: Report, engine: str, kind: str) -> None:

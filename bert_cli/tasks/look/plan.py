@@ -79,16 +79,12 @@ def _print_layout(order: TrainSettings) -> None:
     length = f"  {length} in steps of {count(batch.examples, 'example')}"
     if isinstance(order, PretrainSettings) and order.total_num_train_samples is not None:
         length = describe(make_plan(order, None))
-    parallel = order.parallel
     stages, mapping = stages_of(order)
     model = order.bert_config
     print_line(
         f"model: {model.architecture}, {count(model.num_hidden_layers, 'layer')} of {model.hidden_size}{default}, "
         f"{layout.parameters(order) / 1e6:.1f} M parameters, precision {order.precision}\n"
         f"{length}\n"
-        f"  {layout.shape(order)}, each "
-        f"{count(batch.grad_acc_steps_per_replica, 'micro-batch')} of {batch.micro_batch_size} per step, "
-        f"{'recomputing each layer' if parallel.recompute else 'no recomputation'}\n"
     )
     rows = []
     # Devices of `tensor` are equal, so the first stands for all.
@@ -99,17 +95,9 @@ def _print_layout(order: TrainSettings) -> None:
         rows.append((str(device), *cells, layout.blocks_on(stages, mapping, device)))
     print_table(("device", *TERMS, "total", "stages"), rows, right=range(1, len(TERMS) + 2))
     print_line("\nin MB (10^6 bytes)")
-    if len(stages) > 1:
-        print_line(f"devices are idle for {layout.idle(order):.1%} of a step")
-    if batch.replicas > 1 and parallel.shard_weights:
-        print_line(
-            "in each micro-batch the weights are gathered and the gradients reduced, sharded"
-        )
-    elif batch.replicas > 1:
-        reduced = layout.reduced_bytes(order)
-        sent = format_bytes(2 * (batch.replicas - 1) / batch.replicas * reduced)
-        sums = f"{format_bytes(reduced)} of gradients"
-        print_line(f"all-reduce of {sums} once per step; in a ring each replica sends {sent}")
+    micro_batches = count(batch.grad_acc_steps_per_replica, "micro-batch")
+    print_line(f"each replica has {micro_batches} of {batch.micro_batch_size} in a step")
+    print_line("\n".join(layout.describe_layout(order)))
 
 
 def _flags(order: TrainSettings) -> str:

@@ -30,8 +30,6 @@ from bert_cli.train.metrics import HELD_OUT
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Rows of the short table at the top of the page, besides the last losses and the scores.
-END = ("state", "steps", "time in steps", "examples per second, median")
 PAGE = "index.html"
 TEMPLATE = Path(__file__).with_name("page.html")
 # Distinguishable also with red-green colour blindness (Okabe and Ito 2008).
@@ -217,7 +215,7 @@ def _set_scale(axes: "Axes", panel: Panel, runs: Sequence[Run]) -> None:
 def page_of(
     runs: Sequence[Run], names: Sequence[str], pictures: Mapping[str, str], window: int
 ) -> str:
-    """Return the HTML page: the run's end, pictures, metrics, differing settings, all settings of each run."""
+    """Return the HTML page: metrics, pictures, differing settings, all settings of each run."""
     columns = [summary.summary_of(entry, window) for entry in runs]
     metrics = {
         "folder": [str(entry.folder.resolve()) for entry in runs],
@@ -225,20 +223,13 @@ def page_of(
         "state": [entry.state if entry.steps else f"{entry.state}, no step yet" for entry in runs],
     }
     for name in dict.fromkeys(name for column in columns for name in column):
-        cells = [summary.in_words(name, column.get(name)) for column in columns]
-        metrics[name] = cells
-    ends = {
-        label: metrics[label]
-        for label in metrics
-        if label in END or re.search("loss, (last|mean)", label) or label.startswith("score ")
-    }
+        metrics[name] = [column.get(name, "") for column in columns]
     differing = summary.differing_settings([entry.flat_settings for entry in runs])
     texts = [json.dumps(entry.settings, indent=1, ensure_ascii=False) for entry in runs]
     return render(
         TEMPLATE,
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         runs=[(name, style_of(number)[0]) for number, name in enumerate(names)],
-        ends=ends,
         metrics=metrics,
         window=summary.window_in_words(window),
         differing={name: map(summary.value_in_words, values) for name, values in differing.items()},

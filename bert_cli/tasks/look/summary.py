@@ -58,50 +58,32 @@ def metric_names(runs: Sequence[Run], ending: str = "", *, held_out: bool = Fals
     return [n for n in names_of_kind if ending in ("", n) or n.endswith(f"_{ending}")]
 
 
-def summary_of(run: Run, window: int) -> dict[str, float]:
-    """Return a run's last and best losses and accuracies over `window` steps, its scores and its speed, by name."""
-    losses = metric_names([run], LOSS)
-    rows = run.steps.values()
-    speeds = ("examples_per_second", "tokens_per_second")
-    names = ("gradient_norm", "seconds_per_step", "skipped", *speeds)
-    values = {name: series(run, name)[1] for name in names}
-    summary: dict[str, float] = {"steps": run.step}
+def summary_of(run: Run, window: int) -> dict[str, str]:
+    """Return a run's last and best metrics, losses and accuracies over `window` steps, its scores and its speed."""
+    smooth = [*metric_names([run], LOSS), *metric_names([run], ACCURACY)]
+    summary = {"steps": f"{run.step:,}"}
     if run.total_steps is not None:
-        summary["of steps"] = run.total_steps
-    for name in (*losses, *metric_names([run], ACCURACY)):
-        summary |= _last_and_best(run, name, name, window)
-    for name in metric_names([run], held_out=True):
-        summary |= _last_and_best(run, name, f"held-out {name.removeprefix(HELD_OUT)}", None)
-    summary |= {f"score {name.replace('_', ' ')}": value for name, value in run.scores.items()}
-    for name in speeds:
-        if np.isfinite(values[name]).any():
-            summary[f"{name.replace('_', ' ')}, median"] = np.nanmedian(values[name])
-    gradient = smoothed(values["gradient_norm"], window)
-    if np.isfinite(gradient).any():
-        summary["gradient norm, last"] = gradient[np.isfinite(gradient)][-1]
-    if len(values["seconds_per_step"]):
-        summary["time in steps"] = np.nansum(values["seconds_per_step"])
-    if np.nansum(values["skipped"]):
-        summary["steps skipped"] = np.nanmax(values["skipped"])
-    if count := sum(any(row.get(name, 0.0) is None for name in losses) for row in rows):
-        summary["steps whose loss is not finite"] = count
-    return {name: float(value) for name, value in summary.items()}
-
-
-def _last_and_best(run: Run, name: str, label: str, window: int | None) -> dict[str, float]:
-    steps, values = series(run, name)
-    values = values if window is None else smoothed(values, window)
-    if not np.isfinite(values).any():
-        return {}
-    is_low = name.endswith((LOSS, BITS_PER_BYTE))
-    best = int(np.nanargmin(values) if is_low else np.nanargmax(values))
-    label = label.replace("_", " ")
-    end = "last" if window in (None, 1) else f"mean of the last {window:,}"
-    return {
-        f"{label}, {end}": values[np.isfinite(values)][-1],
-        f"{label}, best": values[best],
-        f"{label}, step of the best": steps[best],
-    }
+        summary["of steps"] = f"{run.total_steps:,}"
+    for name in (*smooth, *metric_names([run], held_out=True)):
+        steps, values = series(run, name)
+        end = "last"
+        if name in smooth and window > 1:
+            values = smoothed(values, window)
+            end = f"mean of the last {window:,}"
+        if not np.isfinite(values).any():
+            continue
+        is_low = name.endswith((LOSS, BITS_PER_BYTE))
+        best = np.nanargmin(values) if is_low else np.nanargmax(values)
+        label = name.replace(HELD_OUT, "held-out ").replace("_", " ")
+        summary[f"{label}, {end}"] = f"{values[np.isfinite(values)][-1]:.4f}"
+        summary[f"{label}, best"] = f"{values[best]:.4f} in step {steps[best]:,.0f}"
+    for name, score in run.scores.items():
+        summary[f"score {name.replace('_', ' ')}"] = f"{score:.4f}"
+    speeds = series(run, "examples_per_second")[1]
+    if np.isfinite(speeds).any():
+        summary["examples per second, median"] = f"{np.nanmedian(speeds):,.1f}"
+    summary["time in steps"] = format_duration(np.nansum(series(run, "seconds_per_step")[1]))
+    return summary
 
 
 def differing_settings(settings: Sequence[JSONObject]) -> dict[str, list[object]]:
@@ -118,19 +100,6 @@ def differing_settings(settings: Sequence[JSONObject]) -> dict[str, list[object]
 def window_in_words(window: int) -> str:
     """Return the description of a smoothed metric."""
     return f"means over {window:,} steps" if window > 1 else "values of single steps"
-
-
-def in_words(name: str, value: float | None) -> str:
-    """Return a value of `summary_of` as text, "" for None."""
-    if value is None:
-        return ""
-    if name.startswith("time"):
-        return format_duration(value)
-    if "step" in name:
-        return f"{value:,.0f}"
-    if "accuracy" in name:
-        return f"{100 * value:.2f} %"
-    return f"{value:,.1f}" if "per second" in name else f"{value:.4f}"
 
 
 def value_in_words(value: object) -> str:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -31,17 +30,6 @@ def files(monkeypatch) -> dict[str, str]:
     monkeypatch.setattr(machine, "_read", lambda path: texts.get(str(path), ""))
     monkeypatch.setattr(machine, "cpu_count", lambda: 8)
     return texts
-
-
-def test_harmful_variables_are_warned_of():
-    for name, value in {
-        "TF_ENABLE_ONEDNN_OPTS": "0",
-        "TF_XLA_FLAGS": "--tf_xla_auto_jit=2",
-    }.items():
-        (finding,) = findings(machine.check_environment, {name: value})
-        assert finding.level == "warning" and f"{name} ({value})" in finding.found
-    harmless = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_XLA_FLAGS": "--tf_xla_min_cluster_size=2"}
-    assert findings(machine.check_environment, harmless) == []
 
 
 def test_the_memory_of_a_process_is_measured():
@@ -103,17 +91,6 @@ def test_jax_on_a_cpu_is_warned_of_and_on_a_gpu_it_is_recommended():
     ):
         (finding,) = findings(machine.check_engine, engine, kind)
         assert finding.level == "ok" and ("--engine jax" in finding.found) == is_recommended
-
-
-def test_the_file_system_is_that_of_the_longest_mount_and_the_last(monkeypatch):
-    mounts = [("/", "ext4"), ("/data", "nfs4"), ("/data/fast", "xfs")]
-    mounts += [("/over", "overlay"), ("/over", "ext4")]
-    partitions = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in mounts]
-    monkeypatch.setattr(psutil, "disk_partitions", lambda all: partitions)
-    kinds = {"home/me": "ext4", "data/fast/runs": "xfs", "data/faster": "nfs4", "over/x": "ext4"}
-    assert {folder: machine.file_system(Path("/", folder)) for folder in kinds} == kinds
-    partitions.clear()
-    assert machine.file_system(Path("/home")) is None
 
 
 def test_an_error_of_the_system_becomes_a_finding():

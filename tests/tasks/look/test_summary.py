@@ -15,28 +15,22 @@ def test_a_smoothed_value_is_the_mean_of_finite_values_up_to_it():
     np.testing.assert_array_equal(found, [NAN, 2.0, 2.0, 4.0, 4.0, NAN])
 
 
-def test_a_summary_has_last_and_best_values_speed_time_and_counts(tmp_path):
-    speed = {"seconds_per_step": 2.0, "skipped": 1}
-    first = {"loss": 3.0, "validation_f1": 0.5, "tokens_per_second": 1.0}
-    second = {"loss": 1.0, "tokens_per_second": 9.0}
+def test_a_summary_has_last_and_best_values_speed_and_time(tmp_path):
+    first = {"loss": 3.0, "validation_f1": 0.5, "examples_per_second": 1.0, "seconds_per_step": 2.0}
+    second = {"loss": 1.0, "examples_per_second": 9.0}
     third = {"loss": 2.0, "validation_f1": 0.4}
-    fourth = {"loss": None, "tokens_per_second": 8.0}
-    lines = [(1, first | speed), (2, second | speed), (3, third), (4, fourth | speed)]
-    summary = summary_of(write_metrics(tmp_path / "a", lines), 1)
-    assert summary == {
-        "steps": 4,
-        "loss, last": 2.0,
-        "loss, best": 1.0,
-        "loss, step of the best": 2,
-        "held-out f1, last": 0.4,
-        "held-out f1, best": 0.5,
-        "held-out f1, step of the best": 1,
-        "tokens per second, median": 8.0,
-        "time in steps": 6.0,
-        "steps skipped": 1,
-        "steps whose loss is not finite": 1,
+    fourth = {"loss": None, "examples_per_second": 8.0, "seconds_per_step": 4.0}
+    lines = [(1, first), (2, second), (3, third), (4, fourth)]
+    assert summary_of(write_metrics(tmp_path / "a", lines), 1) == {
+        "steps": "4",
+        "loss, last": "2.0000",
+        "loss, best": "1.0000 in step 2",
+        "held-out f1, last": "0.4000",
+        "held-out f1, best": "0.5000 in step 1",
+        "examples per second, median": "8.0",
+        "time in steps": "6 s",
     }
-    assert summary_of(write_metrics(tmp_path / "b", []), 5) == {"steps": 0.0}
+    assert summary_of(write_metrics(tmp_path / "b", []), 5)["steps"] == "0"
 
 
 def test_a_window_is_a_round_number_of_about_a_fortieth_of_the_longest_run(tmp_path):
