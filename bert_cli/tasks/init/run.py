@@ -202,7 +202,7 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         described = (
             f"{name} trains at {settings.speed:,.1f} examples/s of length {length} (--speed)"
         )
-        return replace(machine, flops=flops * settings.speed, is_timed=False), described
+        return replace(machine, flops=flops * settings.speed), described
     batch = devices * recipe.MICRO_BATCH["CPU" if kind == "CPU" else "GPU"]
     trial = PretrainSettings(
         generated_dataset=True,

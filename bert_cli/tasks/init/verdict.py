@@ -26,14 +26,12 @@ from bert_cli.data.tokens.tokenizer import read_vocabulary, vocabulary_path
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.facts.masking import Masking
 from bert_cli.files import JSONObject, read_json, write_output
-from bert_cli.processes import cpu_count, print_line, print_table
+from bert_cli.processes import print_line, print_table
 from bert_cli.statistics import Sample, Score, difference, identify, sample_of
 from bert_cli.tasks.look.plot import render
 from bert_cli.tasks.model import models, opened
 from bert_cli.tasks.run.start import Folder
 from bert_cli.tasks.run.task import Result
-from bert_cli.text import count, format_duration
-from bert_cli.train.history import Run
 from bert_cli.train.scores import read_samples
 
 MIN_DOCUMENTS = 6  # five are all better by chance in 3 of 100 cases
@@ -42,7 +40,6 @@ EXAMPLES = 500  # of a text, of which tokens are masked
 AT_ONCE = 32
 TEMPLATE = Path(__file__).with_name("page.html")
 TEST = "text/test.jsonl"
-RUNS = ("run", "classifier")
 
 
 class Measure(NamedTuple):
@@ -80,11 +77,6 @@ def run(settings: VerdictSettings) -> None:
     notes = [f"{m.name}: clearly worse" for m in measures[1:] if m.verdict == "REGRESSION"]
     if first.gain.groups < MIN_DOCUMENTS:
         notes.append(f"fewer than {MIN_DOCUMENTS} documents show no difference; use more text")
-    steps = (step for name in RUNS for step in Run(out / name).steps.values())
-    seconds = sum(step.get("seconds_per_step") or 0.0 for step in steps)
-    hours = f"{seconds * cpu_count() / 3600:.2g} processor hours"
-    cores = count(cpu_count(), "core")
-    notes.append(f"training took {format_duration(seconds)} on {cores}: {hours}")
     table = [
         (m.name, f"{m.start:.3f}", f"{m.trained:.3f}", f"{m.gain:+.3f}", f"{m.gain.groups:,}")
         for m in measures
