@@ -114,26 +114,8 @@ def import_extra(package: str, extra: str, where: str) -> Any:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the pinned packages of an extra.
-
-    The pins come from the metadata of the installed package, so the command needs no checkout. If the metadata
-    do not have the extra, the code runs from a checkout.
-    """
-    # Imported here, because the import takes 30 ms, also for `bert --help`.
-    from importlib.metadata import PackageNotFoundError, requires
-
-    try:
-        required = requires("bert-cli") or []
-    except PackageNotFoundError:
-        required = []
-    pins = [
-        f"'{pin.strip()}'"
-        for pin, _, marker in (requirement.partition(";") for requirement in required)
-        if repr(extra) in marker.replace('"', "'")
-    ]
-    if not pins:
-        return f"pip install -c requirements.lock -e '.[{extra}]'"
-    return f"pip install {' '.join(pins)}"
+    """Return the command that installs the pinned packages of an extra, in the folder of the source."""
+    return f"pip install -c requirements.lock -e '.[{extra}]'"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

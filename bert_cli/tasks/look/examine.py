@@ -80,33 +80,27 @@ def add_checks(report: Report, results: Iterable[Check]) -> None:
 def check_memory(
     report: Report, order: TrainSettings, processes: Processes, devices: Devices
 ) -> None:
-    """Compare the estimate of `bert plan` with the memory of an accelerator, or of this host for all its devices."""
+    """Compare the estimate of `bert plan` with the memory of the fullest accelerator, or of this host."""
     kind, _, memory = devices
     sizes = [part.total for part in estimate(order)]
-    if kind != "CPU":
-        device, largest = layout.fullest(order)
-        needed = largest.total
-        # An accelerator is assumed to run nothing else.
-        total = free = memory
-        text = f"device {device} of a replica needs {format_bytes(needed)}"
-    else:
+    if kind == "CPU":
         # The replicas of this host share its memory.
         local = order.global_batch.replicas * len(processes.local_ranks) // processes.count
         needed = max(1, local) * sum(sizes)
         total, free = machine.memory()
-        text = f"all devices of this host together need {format_bytes(needed)}"
-    usable = layout.USABLE * total
-    text += f"; {format_bytes(usable)} of {format_bytes(total)} are usable"
+    else:
+        # An accelerator is assumed to run nothing else.
+        needed = max(sizes)
+        total = free = memory
+    text = f"{format_bytes(needed)} needed, {format_bytes(layout.USABLE * total)} of {format_bytes(total)} usable"
     level: Level = "ok"
     remedy = ""
-    if needed > usable:
+    if needed > layout.USABLE * total:
         level = "error"
         remedy = "lower micro_batch_size and raise accumulation, set --parallel.recompute, or see `bert plan`"
-        if needed > max(sizes):  # of several devices
-            remedy = f"{layout.AUTO}, {remedy}"
     elif needed > free:
         level = "warning"
-        text += f", but only {format_bytes(free)} are free now"
+        text += f", but only {format_bytes(free)} free now"
         remedy = "end other programs on this machine"
     report.add(level, "memory of a run", text, remedy, needed=needed, there=total, free=free)
 

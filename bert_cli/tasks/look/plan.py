@@ -64,8 +64,7 @@ def run(settings: PlanRunSettings) -> None:
         if not layout.fits(chosen, memory):
             remedy = "use --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
             raise ConfigError(f"--memory ({format_bytes(memory)})", fit, remedy)
-        for line in (f"fits: {fit}", *layout.idle_memory(chosen, KIND, memory)):
-            print_line(line)
+        print_line(f"fits: {fit}")
     if chosen is not order:
         print_line(f"as flags:\n  {_flags(chosen)}")
 
@@ -101,22 +100,8 @@ def _print_layout(order: TrainSettings) -> None:
 
 
 def _flags(order: TrainSettings) -> str:
-    batch = order.global_batch
-    (stages, mapping) = stages_of(order)
-    parallel = order.parallel
-    is_jax = order.engine == "jax"
-    stages_value = "null" if is_jax else f"'{json.dumps([short(stage) for stage in stages])}'"
-    mapping_value = "null" if is_jax else f"'{json.dumps(mapping)}'"
-    flags = (
-        f"--parallel.layout given --global-batch.micro-batch-size {batch.micro_batch_size} "
-        f"--global-batch.replicas {batch.replicas} "
-        f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} "
-        f"--parallel.pipeline-stages {stages_value} --parallel.pipeline-device-mapping {mapping_value}"
-    )
-    if is_jax:
-        flags += f" --parallel.tensor '{parallel.tensor}'"
-        if parallel.replicated_tensor_sharding:
-            flags += " --parallel.replicated-tensor-sharding"
-        if parallel.shard_weights:
-            flags += " --parallel.shard-weights"
-    return flags
+    """Return the flags of the layout and the batch."""
+    parallel = order.parallel.model_dump(exclude_defaults=True)
+    parallel["pipeline_stages"] = list(map(short, stages_of(order)[0]))
+    batch = order.global_batch.model_dump_json(exclude_defaults=True)
+    return f"--global-batch '{batch}' --parallel '{json.dumps(parallel)}'"

@@ -63,7 +63,6 @@ def choose_layout(draft: Draft[Any]) -> str:
         draft.order = order
         what = f"micro-batch {order.global_batch.micro_batch_size}" if is_auto else "layout"
         draft.lines.append(f"{what}: chosen for {number} x {device_kind} of {memory / 1e9:.1f} GB")
-        draft.lines += layout.idle_memory(order, device_kind, memory)
     layout.check_processes(order.global_batch, processes.count)
     text = f"{layout.shape(order)}, idle for {layout.idle(order):.1%} of a step"
     if processes.count > 1:

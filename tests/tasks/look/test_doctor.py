@@ -172,10 +172,6 @@ def test_missing_memory_is_an_error_and_used_memory_a_warning(tmp_path, monkeypa
     for processes, here in ((ONE, 4), (Processes(("a:1", "b:1")), 2)):
         one = the_finding(examine.check_memory, four, processes, cpu)
         assert one.values["needed"] == pytest.approx(here * needed, rel=0.2)
-    monkeypatch.setattr(machine, "memory", lambda: (10**6, 10**6))
-    for run, is_offered in ((four, True), (work, False)):
-        one = the_finding(examine.check_memory, run, ONE, cpu)
-        assert ("--parallel.layout auto" in one.remedy) == is_offered
     for memory, level in ((10**6, "error"), (10**10, "ok")):
         assert (
             the_finding(examine.check_memory, four, ONE, Devices("GPU", 1, memory)).level == level
