@@ -83,16 +83,8 @@ class _File(BaseModel, strict=True):
 
 
 def _read(path: Path) -> list[Question]:
-    text = read_text(path)
-    remedy = "use a file in SQuAD's form"
-    try:
-        parsed = parse_json(str(path), text.encode(), _File, DataError, remedy)
-    except DataError:
-        first = text.lstrip().partition("\n")[0].rstrip()
-        if '"data"' in first or not re.fullmatch(r"(\[\{|\{).*(\}|\}\]|\},)", first):
-            raise
-        problem = "has a question in each row, as files of the `datasets` library; JSON Lines are not read"
-        raise DataError(str(path), problem, f"write it in SQuAD's form: {FORM}") from None
+    remedy = f"write it in SQuAD's form: {FORM}"
+    parsed = parse_json(str(path), read_text(path).encode(), _File, DataError, remedy)
     paragraphs = [paragraph for article in parsed.data for paragraph in article.paragraphs]
     has_answers = any(row.answers for paragraph in paragraphs for row in paragraph.qas)
     return [

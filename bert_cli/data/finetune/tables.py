@@ -40,8 +40,6 @@ MULTI_HOT = "rows with a list of 0 and 1, read as columns named by their numbers
 COLUMN = "name the columns in the first line, or pass one by --text-column or --label-column"
 SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 MOST_NAMED = 5  # contradictions that a warning names
-# Texts times labels, where a text may have several. A cell takes 1 byte, and 16 bytes where its text is scored.
-MOST_CELLS = 10**9
 
 
 @dataclass(frozen=True)
@@ -184,15 +182,17 @@ def read_table(
         words += [(row.where, label) for label in labels]
     check_spellings(words)
     names = tuple(label_names or columns or sorted_labels(word for _, word in words))
-    source = f"{path} ({label_columns[0]})"
     # A classifier of one label is right without a model.
     if len(names) < 2:
         remedy = "use a file with two labels or more, or another --label-column"
         problem = f"has one label, '{names[0]}'" if names else "has no label in any row"
-        raise DataError(source, problem, remedy)
+        raise DataError(f"{path} ({label_columns[0]})", problem, remedy)
     numbers: Labels = label_numbers(words, names)
     if rows[0].is_list:
-        numbers = _several(numbers, [len(labels) for labels in lists], len(names), source)
+        # 0 and 1 [n, L] from the numbers of all texts in a row.
+        several = np.zeros((len(lists), len(names)), np.int8)
+        several[np.repeat(np.arange(len(lists)), list(map(len, lists))), numbers] = 1
+        numbers = several
         remarks[UNLABELLED] = int(np.count_nonzero(~numbers.any(1)))
     return examples_of(texts, numbers, ids, names, remarks)
 
@@ -237,17 +237,6 @@ def _read_rows(
     if not rows:
         raise DataError(str(path), "contains no rows", "use a file that contains examples")
     return rows
-
-
-def _several(numbers: Labels, sizes: Sequence[int], labels: int, source: str) -> Labels:
-    """Return 0 and 1 [n, L] from the label numbers of all texts in a row and how many each text has [n]."""
-    if len(sizes) * labels > MOST_CELLS:
-        problem = f"has {len(sizes):,} texts with {labels:,} labels, too many for a table"
-        remedy = f"remove rare labels, so that texts times labels is at most {MOST_CELLS:,}"
-        raise DataError(source, problem, remedy)
-    several = np.zeros((len(sizes), labels), np.int8)
-    several[np.repeat(np.arange(len(sizes)), sizes), numbers] = 1
-    return several
 
 
 def _warn_of_contradictions(rows: Sequence[_Row], lists: Sequence[tuple[str, ...]]) -> None:

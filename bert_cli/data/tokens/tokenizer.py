@@ -300,11 +300,7 @@ class TokenizerFolder:
         if notation is UNIGRAM:
             ids = {piece.removeprefix(" "): number for piece, number in ids.items()}
         _check_special(f"{folder} (tokenizer)", ids, self.special_tokens)
-        last_piece, last = max(ids.items(), key=itemgetter(1))
-        if last >= 2 * len(ids):
-            where = f"{folder} (tokenizer, id {last} of {last_piece!r})"
-            raise DataError(where, f"is too large for its {len(ids):,} pieces", COPY_AGAIN)
-        pieces = [""] * (1 + last)
+        pieces = [""] * (1 + max(ids.values()))
         for piece, number in ids.items():
             pieces[number] = piece
         special = SpecialIds(*(ids[token] for token in self.special_tokens))
