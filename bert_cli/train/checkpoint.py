@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 
 from bert_cli.arrays import Array, Tensors
 from bert_cli.data.finetune import embeddings
-from bert_cli.errors import CheckpointError, DataError, DeviceError
+from bert_cli.errors import CheckpointError, DeviceError
 from bert_cli.facts.optimizers import MOMENTS
 from bert_cli.files import (
     FORMAT,
@@ -143,10 +143,10 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
 
 
-def complete_checkpoints(folder: Path) -> list[Path]:
+def complete_checkpoints(folder: Path | None) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    paths = (path for path in folder.glob("step_*") if CHECKPOINT.fullmatch(path.name))
-    return sorted((path for path in paths if (path / STATE).is_file()), key=step_of)
+    states = folder.glob(f"step_*/{STATE}") if folder else ()
+    return sorted((s.parent for s in states if CHECKPOINT.fullmatch(s.parent.name)), key=step_of)
 
 
 @contextmanager
@@ -155,17 +155,14 @@ def lock_run(folder: Path) -> Iterator[None]:
 
     Raises CheckpointError when another process holds the lock, DataError when the folder cannot be written.
     """
+    where = f"save_ckpt_path ({folder})"
     remedy = "wait for it or choose another folder"
-    busy = CheckpointError(f"save_ckpt_path ({folder})", "another process is using it", remedy)
+    busy = CheckpointError(where, "another process is using it", remedy)
     with ExitStack() as stack:
-        try:
+        with report_failure(where, "written", "choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
             # `bert runs` holds the lock for an instant when it checks it.
             stack.enter_context(hold_lock(folder / LOCK, busy, attempts=5))
-        except OSError as error:
-            where = f"save_ckpt_path ({error.filename})"
-            problem = f"cannot be written ({error.strerror})"
-            raise DataError(where, problem, "choose another folder") from error
         yield
 
 
@@ -186,43 +183,87 @@ def remove_partial_checkpoints(folder: Path) -> list[str]:
     return [path.name.removeprefix(PARTIAL).partition(".")[0] for path in partial]
 
 
-def prune(folder: Path, keep: int, keep_every_steps: int | None) -> None:
-    """Remove all checkpoints but the newest `keep`, the best, and those whose step `keep_every_steps` divides."""
-    best = best_checkpoint(folder)
-    for path in complete_checkpoints(folder)[:-keep]:
-        if path != best and not (keep_every_steps and step_of(path) % keep_every_steps == 0):
-            # Renamed first: an interrupted removal must not leave a part under the checkpoint's name.
-            renamed = path.with_name(f"{PARTIAL}{path.name}")
-            os.replace(path, renamed)
-            shutil.rmtree(renamed, ignore_errors=True)
+class Saved:
+    """A complete checkpoint. Its state.json is read once, when it is first used, and each file verified once."""
+
+    def __init__(self, path: Path) -> None:
+        """Read nothing yet."""
+        self.path = path
+        self._verified: set[str] = set()
+
+    @cached_property
+    def state(self) -> SavedState:
+        """The content of state.json. Raises CheckpointError if it is absent, changed or of another checkpoint."""
+        path = self.path / STATE
+        remedy = _remove(self.path)
+        saved = read_json(path, SavedState, CheckpointError, remedy)
+        if checkpoint_name(saved.step) != self.path.name:
+            problem = f"belongs to another checkpoint than its folder {self.path.name}"
+            raise CheckpointError(f"{path} (step {saved.step})", problem, remedy)
+        return saved
+
+    def verify(self, *, but: tuple[str, ...] = (), remedy: str = "") -> None:
+        """Verify the files, without files whose names end in `but`. Raises CheckpointError for a changed file."""
+        checksums = self.state.crc32c.items()
+        new = {n: c for n, c in checksums if not n.endswith(but) and n not in self._verified}
+        verify_files(self.path, new, remedy)
+        self._verified |= new.keys()
 
 
-def read_best(folder: Path) -> Best | None:
-    """Return best.json of a run, None if there is none. Raises CheckpointError for a file that is not valid."""
-    path = folder / BEST
-    remedy = "move it out of the run's folder to choose the best checkpoint again"
-    return read_json(path, Best, CheckpointError, remedy) if path.exists() else None
+class Folder:
+    """A run's folder, None for a run that saves nothing. Each of its files is read once: only the run writes them."""
 
+    def __init__(self, path: Path | None) -> None:
+        """Read nothing yet."""
+        self.path = path
+        self._saved: dict[Path, Saved] = {}
 
-def write_best(folder: Path, step: int, name: str, value: float) -> None:
-    """Write the score of a step, the value of the metric `name`, to best.json if no older checkpoint is as good.
+    @property
+    def newest(self) -> Saved | None:
+        """The newest complete checkpoint that is there now."""
+        paths = complete_checkpoints(self.path)
+        # Asked anew each time, as a save may have added one; what was read of it stays.
+        return self._saved.setdefault(paths[-1], Saved(paths[-1])) if paths else None
 
-    NaN is worse than any number.
-    """
-    best = Best(step=step, metric=name, value=value, scored=step)
-    old = read_best(folder)
-    # Equal scores keep the older checkpoint, so that a run and its resumption choose the same.
-    is_worse = old and (value <= old.value or math.isnan(value))
-    if old and is_worse and (folder / checkpoint_name(old.step)).is_dir():
-        best = old.model_copy(update={"scored": step})
-    write_json_atomically(folder / BEST, with_checksum(best.model_dump()))
+    @cached_property
+    def best(self) -> Best | None:
+        """The content of best.json, None if there is none. Raises CheckpointError for a file that is not valid."""
+        path = self.path and self.path / BEST
+        remedy = "move it out of the run's folder to choose the best checkpoint again"
+        return read_json(path, Best, CheckpointError, remedy) if path and path.exists() else None
 
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The checkpoint with the best score, None if none was scored."""
+        best = self.best
+        return next(
+            (
+                path
+                for path in complete_checkpoints(self.path)
+                if best and step_of(path) == best.step
+            ),
+            None,
+        )
 
-def best_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint with the best score, None if none was scored."""
-    best = read_best(folder)
-    complete = complete_checkpoints(folder)
-    return next((path for path in complete if best and step_of(path) == best.step), None)
+    def write_best(self, step: int, name: str, value: float) -> None:
+        """Write the score of a step, the value of the metric `name`, to best.json if no older checkpoint is as good."""
+        assert self.path is not None
+        best = Best(step=step, metric=name, value=value, scored=step)
+        old = self.best
+        # NaN is worse than any number. Of equal scores the older stays, so that a resumed run chooses the same.
+        if old and self.best_checkpoint and (value <= old.value or math.isnan(value)):
+            best = old.model_copy(update={"scored": step})
+        write_json_atomically(self.path / BEST, with_checksum(best.model_dump()))
+        self.best = best
+
+    def prune(self, keep: int, keep_every_steps: int | None) -> None:
+        """Remove all checkpoints but the newest `keep`, the best, and those whose step `keep_every_steps` divides."""
+        best = self.best_checkpoint
+        for path in complete_checkpoints(self.path)[:-keep]:
+            if path != best and not (keep_every_steps and step_of(path) % keep_every_steps == 0):
+                # Renamed first: an interrupted removal must not leave a part under the checkpoint's name.
+                renamed = path.rename(path.with_name(f"{PARTIAL}{path.name}"))
+                shutil.rmtree(renamed, ignore_errors=True)
 
 
 # --- save
@@ -261,8 +302,7 @@ def save(
         }
         _write_model(partial, state, form, record)
         files = sorted(filter(Path.is_file, partial.rglob("*")))
-        names = (path.relative_to(partial).as_posix() for path in files)
-        record["crc32c"] = dict(zip(names, map(file_crc32c, files), strict=True))
+        record["crc32c"] = {f.relative_to(partial).as_posix(): file_crc32c(f) for f in files}
         text = json.dumps(with_checksum(record), indent=1)
         (partial / STATE).write_text(text, encoding="utf-8")
     return path
@@ -271,8 +311,8 @@ def save(
 def _write_model(partial: Path, state: "StateCopy", form: Format, record: JSONObject) -> None:
     (partial / "config.json").write_text(json.dumps(form.config, indent=2), encoding="utf-8")
     weights = form.to_disk(state.weights)
-    for file, tensors in ((MODEL, weights), (OPTIMIZER, state.slots)):
-        write_tensors(partial / file, tensors)
+    write_tensors(partial / MODEL, weights)
+    write_tensors(partial / OPTIMIZER, state.slots)
     files = dict(form.files)
     if "architectures" in form.config:
         parameters = sum(value.size for value in weights.values())
@@ -322,33 +362,6 @@ def find_fault(value: Array, dtype: str = "", name: str = "") -> str:
 # --- load
 
 
-class Saved:
-    """A complete checkpoint. Its state.json is read once, when it is first used, and each file verified once."""
-
-    def __init__(self, path: Path) -> None:
-        """Read nothing yet."""
-        self.path = path
-        self._verified: set[str] = set()
-
-    @cached_property
-    def state(self) -> SavedState:
-        """The content of state.json. Raises CheckpointError if it is absent, changed or of another checkpoint."""
-        path = self.path
-        remedy = _remove(path)
-        saved = read_json(path / STATE, SavedState, CheckpointError, remedy)
-        if checkpoint_name(saved.step) != path.name:
-            problem = f"belongs to another checkpoint than its folder {path.name}"
-            raise CheckpointError(f"{path / STATE} (step {saved.step})", problem, remedy)
-        return saved
-
-    def verify(self, *, but: tuple[str, ...] = (), remedy: str = "") -> None:
-        """Verify the files, without files whose names end in `but`. Raises CheckpointError for a changed file."""
-        checksums = self.state.crc32c.items()
-        new = {n: c for n, c in checksums if not n.endswith(but) and n not in self._verified}
-        verify_files(self.path, new, remedy)
-        self._verified |= new.keys()
-
-
 def _remove(path: Path) -> str:
     return f"move {path} out of the run's folder to continue from the checkpoint before it"
 
@@ -366,14 +379,13 @@ def resume(
     file has changed since it was saved, or if it has impossible values.
     """
     path = saved.path
-    stored = saved.state
     refuse_another_run(saved, fixed, settings)
     saved.verify(remedy=_remove(path))
     weights = form.from_disk(read_tensors(path / MODEL))
     _assign(state.weights, weights, path / MODEL, form.config.get("dtype", "float32"))
     _assign(state.slots, read_tensors(path / OPTIMIZER), path / OPTIMIZER, "float32")
-    state.loss_scale = stored.loss_scale
-    state.step = stored.step
+    state.loss_scale = saved.state.loss_scale
+    state.step = saved.state.step
 
 
 def refuse_another_run(saved: Saved, fixed: JSONObject, settings: JSONObject | None = None) -> None:
@@ -423,8 +435,8 @@ def read_tensors(path: Path) -> dict[str, Array]:
 
 
 def _assign(targets: Mapping[str, "Value"], values: Tensors, path: Path, dtype: str) -> None:
-    missing = sorted({*targets} - {*values})
-    extra = sorted({*values} - {*targets})
+    missing = sorted(targets.keys() - values.keys())
+    extra = sorted(values.keys() - targets.keys())
     if missing or extra:
         problem = f"lacks {missing[:3]} and has {extra[:3]} too many"
         raise CheckpointError(str(path), problem, "use a checkpoint of this model")

@@ -18,14 +18,11 @@ from bert_cli.text import format_bytes
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import (
     LOCK,
-    best_checkpoint,
+    Folder,
     complete_checkpoints,
     lock_run,
-    prune,
-    read_best,
     remove_partial_checkpoints,
     step_of,
-    write_best,
 )
 from bert_cli.train.loop import StateCopy
 
@@ -90,7 +87,7 @@ def test_only_a_complete_folder_of_the_right_name_is_a_checkpoint(saved):
     assert complete_checkpoints(run) == [saved]
     with pytest.raises(CheckpointError, match=r"step_.*: is a checkpoint without state\.json"):
         remove_partial_checkpoints(run)
-    prune(run, 1, None)
+    Folder(run).prune(1, None)
     assert len([*run.iterdir()]) == 6
 
 
@@ -99,36 +96,36 @@ def test_the_newest_the_multiples_and_the_best_are_kept(tmp_path):
         return save(tmp_path, StateCopy({}, {}, SCALE, step))
 
     def pruned(keep: int, every: int | None = None) -> list[int]:
-        prune(tmp_path, keep, every)
+        Folder(tmp_path).prune(keep, every)
         return [step_of(path) for path in complete_checkpoints(tmp_path)]
 
     for step in range(1, 9):
         save_empty(step)
     assert pruned(2, every=3) == [3, 6, 7, 8]
     assert pruned(1) == [8]
-    assert best_checkpoint(tmp_path) is None
+    assert Folder(tmp_path).best_checkpoint is None
     # An equal score is not better: the older checkpoint had less time to overfit.
     scores = ((11, 0.5, [11]), (12, 0.7, [12]), (13, 0.7, [12, 13]), (14, 0.6, [12, 14]), (15, 0.8, [15]))  # fmt: skip
     for step, value, left in scores:
         save_empty(step)
-        write_best(tmp_path, step, "f1", value)
+        Folder(tmp_path).write_best(step, "f1", value)
         assert pruned(1) == left
     # A score that is no number is never the best, and any number is better.
     save_empty(16)
-    write_best(tmp_path, 16, "f1", math.nan)
-    assert best_checkpoint(tmp_path) == tmp_path / "step_00000015"
+    Folder(tmp_path).write_best(16, "f1", math.nan)
+    assert Folder(tmp_path).best_checkpoint == tmp_path / "step_00000015"
     shutil.rmtree(tmp_path / "step_00000016")
     (tmp_path / "best.json").unlink()
     for value, best in ((math.nan, math.nan), (-1.0, -1.0), (math.nan, -1.0)):
-        write_best(tmp_path, 15, "f1", value)
-        assert read_best(tmp_path).value == pytest.approx(best, nan_ok=True)
+        Folder(tmp_path).write_best(15, "f1", value)
+        assert Folder(tmp_path).best.value == pytest.approx(best, nan_ok=True)
     # A best checkpoint that was removed does not hide others.
-    assert best_checkpoint(tmp_path) == tmp_path / "step_00000015"
+    assert Folder(tmp_path).best_checkpoint == tmp_path / "step_00000015"
     shutil.rmtree(tmp_path / "step_00000015")
-    assert best_checkpoint(tmp_path) is None
+    assert Folder(tmp_path).best_checkpoint is None
     newest = save_empty(16)
-    write_best(tmp_path, 16, "f1", 0.3)
-    assert best_checkpoint(tmp_path) == newest
+    Folder(tmp_path).write_best(16, "f1", 0.3)
+    assert Folder(tmp_path).best_checkpoint == newest
 
 
 # --- errors of the disk

@@ -9,7 +9,7 @@ import time
 import pytest
 from support.terminal import Terminal
 
-from bert_cli.train.checkpoint import write_best
+from bert_cli.train.checkpoint import Folder
 from bert_cli.train.loop import STOPPING
 from bert_cli.train.metrics import (
     Forecast,
@@ -59,14 +59,14 @@ def test_a_full_disk_is_named_and_leaves_metrics_and_best_score_unchanged(small_
     folder = small_disk(16384)
     lines = "".join(f'{{"step": {step}, "mlm_loss": 1.0}}\n' for step in range(300))
     (folder / "metrics.jsonl").write_text(lines)
-    write_best(folder, 1, "f1", 0.5)
+    Folder(folder).write_best(1, "f1", 0.5)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(OSError, match=r"No space left on device, .* are missing") as error:
         jsonl_reporter(folder / "metrics.jsonl", 299)
     assert error.value.filename == str(folder / "metrics.jsonl")
     (folder / "rest").write_bytes(bytes(shutil.disk_usage(folder).free))
     with pytest.raises(OSError, match=r"No space left on device, .* are missing") as error:
-        write_best(folder, 2, "f1", 0.6)
+        Folder(folder).write_best(2, "f1", 0.6)
     assert error.value.filename == str(folder / "best.json")
     (folder / "rest").unlink()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before

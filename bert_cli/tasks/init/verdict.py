@@ -30,8 +30,8 @@ from bert_cli.processes import print_line, print_table
 from bert_cli.statistics import Sample, Score, difference, identify, sample_of
 from bert_cli.tasks.look.plot import render
 from bert_cli.tasks.model import models, opened
-from bert_cli.tasks.run.start import Folder
 from bert_cli.tasks.run.task import Result
+from bert_cli.train.checkpoint import Folder
 from bert_cli.train.scores import read_samples
 
 MIN_DOCUMENTS = 6  # five are all better by chance in 3 of 100 cases

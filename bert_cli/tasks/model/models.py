@@ -39,7 +39,7 @@ from bert_cli.tasks.model.weight_files import (
     tensorflow_prefix,
 )
 from bert_cli.train import checkpoint
-from bert_cli.train.checkpoint import Saved, best_checkpoint, complete_checkpoints
+from bert_cli.train.checkpoint import Folder, Saved, complete_checkpoints
 
 KERAS = ("*.h5", "*.keras", "saved_model.pb")
 GRAPH = "model.onnx"
@@ -312,10 +312,9 @@ def find_folder(name: str, flag: str) -> Path:
     where = f"{flag} ({name})"
     if (path / "config.json").is_file():
         return path
-    best = best_checkpoint(path)
-    complete = complete_checkpoints(path)
-    if best is not None or complete:
-        return best or complete[-1]
+    run = Folder(path)
+    if newest := run.newest:
+        return run.best_checkpoint or newest.path
     _refuse_keras(path)
     if path.is_dir():
         runs = [str(run) for run in sorted(path.glob("*/")) if complete_checkpoints(run)]

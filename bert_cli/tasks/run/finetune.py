@@ -43,7 +43,6 @@ from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.finetune_steps import another_model
 from bert_cli.tasks.run.job import Draft, Job, Steps
 from bert_cli.tasks.run.resolve import runtime
-from bert_cli.tasks.run.start import Folder
 from bert_cli.tasks.run.task import (
     CHOSEN_ON_SAME,
     FOLD,
@@ -56,6 +55,7 @@ from bert_cli.tasks.run.task import (
 from bert_cli.tasks.run.teacher import label_order
 from bert_cli.text import count
 from bert_cli.train import card, checkpoint, scores
+from bert_cli.train.checkpoint import Folder
 from bert_cli.train.loop import StoppedError
 
 
@@ -205,7 +205,7 @@ def _train_and_score(draft: Draft[FinetuneSettings]) -> Result:
         if order.dry_run or not order.do_validation or folder is None:
             return Result()
         # Decided by rank 0: a file may appear later on another host.
-        if job.evaluate and engine.group.rank == 0 and (best := checkpoint.best_checkpoint(folder)):
+        if job.evaluate and engine.group.rank == 0 and (best := job.start.folder.best_checkpoint):
             step = checkpoint.step_of(best)
         step = int(engine.group.broadcast([step])[0])
         path = folder / checkpoint.checkpoint_name(step)

@@ -21,10 +21,11 @@ from bert_cli.tasks.model.models import Source
 from bert_cli.tasks.model.opened import head_of
 from bert_cli.tasks.run.job import Draft, Steps
 from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
-from bert_cli.tasks.run.start import Folder, Start
+from bert_cli.tasks.run.start import Start
 from bert_cli.tasks.run.steps import choose_layout, take_devices
 from bert_cli.tasks.run.task import Task
 from bert_cli.tasks.run.teacher import with_teacher
+from bert_cli.train.checkpoint import Folder
 
 Settings = TypeVar("Settings", bound=FinetuneSettings)
 Build = Callable[[Settings, TextTokenizer, Source | None], Task]

@@ -22,8 +22,9 @@ from bert_cli.settings.markers import FIXED, marked
 from bert_cli.statistics import Sample
 from bert_cli.tasks.model import models
 from bert_cli.tasks.run.resolve import Order
-from bert_cli.tasks.run.start import Folder, Start
+from bert_cli.tasks.run.start import Start
 from bert_cli.tasks.run.task import Task
+from bert_cli.train.checkpoint import Folder
 from bert_cli.train.loop import StopRequest
 
 NEW = Start(Folder(None), None)

@@ -156,7 +156,7 @@ def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:
 
     def write(copied: StateCopy) -> None:
         checkpoint.save(folder, copied, run.form, fixed=fixed, settings=job.record)
-        checkpoint.prune(folder, order.keep_checkpoints, order.keep_every_steps)
+        job.start.folder.prune(order.keep_checkpoints, order.keep_every_steps)
 
     def save() -> None:
         # Decided without reading files, which may appear later on another host.

@@ -23,23 +23,7 @@ from bert_cli.tasks.model.models import (
 )
 from bert_cli.text import count
 from bert_cli.train import checkpoint
-from bert_cli.train.checkpoint import Saved, complete_checkpoints
-
-
-class Folder:
-    """The checkpoints of a run. Each state.json is read once, however often the folder is asked."""
-
-    def __init__(self, path: Path | None) -> None:
-        """Read nothing yet; a run without a folder has no checkpoint."""
-        self.path = path
-        self._saved: dict[Path, Saved] = {}
-
-    @property
-    def newest(self) -> Saved | None:
-        """The newest complete checkpoint that is there now."""
-        paths = complete_checkpoints(self.path) if self.path else []
-        # Asked anew each time, as a save may have added one; what was read of it stays.
-        return self._saved.setdefault(paths[-1], Saved(paths[-1])) if paths else None
+from bert_cli.train.checkpoint import Folder
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from bert_cli.tasks.run import build, saving, start
 from bert_cli.tasks.run.build import Run
 from bert_cli.tasks.run.job import Job
 from bert_cli.text import count, format_duration
-from bert_cli.train import checkpoint, health, history, metrics, scores
+from bert_cli.train import health, history, metrics, scores
 from bert_cli.train.checkpoint import METRICS, checkpoint_name
 from bert_cli.train.loop import BackgroundWriter, Every, Hook, Info, StoppedError, train
 from bert_cli.train.metrics import HELD_OUT, Forecast, Pace, ProgressBar
@@ -276,7 +276,7 @@ def _write_score(run: Run, info: Info) -> None:
     best = run.job.task.best
     value = info.metrics.get(f"{HELD_OUT}{best}")
     if run.is_first_rank and value is not None:
-        checkpoint.write_best(run.job.folder, info.step, best, value)
+        run.job.start.folder.write_best(info.step, best, value)
 
 
 def _stops_early(run: Run) -> bool:
@@ -289,9 +289,8 @@ def _stops_early(run: Run) -> bool:
     interval = job.evaluate_every
     if job.early_stop is None or interval is None or not job.order.saves or step % interval:
         return False
-    best = checkpoint.read_best(job.folder) if run.is_first_rank else None
-    is_scored = best is not None and best.scored == step
-    worse_steps = step - best.step if best and is_scored else 0
+    best = job.start.folder.best if run.is_first_rank else None
+    worse_steps = step - best.step if best and best.scored == step else 0
     return bool(run.engine.group.broadcast([worse_steps >= job.early_stop * interval])[0])
 
 
@@ -304,7 +303,7 @@ def _score_start(run: Run) -> bool:
     job = run.job
     step = run.state.step
     if job.task.best:
-        best = checkpoint.read_best(job.folder) if run.is_first_rank else None
+        best = job.start.folder.best if run.is_first_rank else None
         scored = run.engine.group.broadcast([best.scored if best else 0])[0]
         cadence = Every(steps=job.evaluate_every, last_step=job.plan.total_steps)
         is_due = step > scored and cadence.due(step)

@@ -13,7 +13,7 @@ from bert_cli.files import STATE, JSONObject, read_json
 from bert_cli.model.build import named_weights
 from bert_cli.tasks.model.opened import OpenedModel
 from bert_cli.train import card, history
-from bert_cli.train.checkpoint import best_checkpoint
+from bert_cli.train.checkpoint import Folder
 
 
 def write_card(
@@ -54,7 +54,7 @@ def training_sections(source: Path) -> list[str]:
         return []
     run = history.Run(source.parent)
     scores = {name: f"{score:.4f}" for name, score in run.intervals.items()}
-    if best_checkpoint(run.folder) != source or not scores:
+    if Folder(run.folder).best_checkpoint != source or not scores:
         held_out = history.held_out(run.steps.get(state["step"], {}))
         scores = {name: f"{value:.4f}" for name, value in held_out.items()}
     scored = [card.table("## Scores on held-out examples\n", scores)] if scores else []

@@ -19,7 +19,7 @@ from bert_cli.data.random import chooses
 from bert_cli.files import with_checksum
 from bert_cli.statistics import identify
 from bert_cli.tasks.use import model
-from bert_cli.train.checkpoint import best_checkpoint
+from bert_cli.train.checkpoint import Folder
 
 LONG = "--num-epochs", 20, "--evaluate-every-steps", 10**6
 """So long that the model learns the wrong labels too, and is too sure of itself."""
@@ -60,7 +60,7 @@ def run(base, printed):
 
 @pytest.fixture(scope="module")
 def temperature(run):
-    stored = json.loads((best_checkpoint(run) / "decision.json").read_text())["temperature"]
+    stored = json.loads((Folder(run).best_checkpoint / "decision.json").read_text())["temperature"]
     assert abs(stored - 1.0) > 0.1
     return stored
 
@@ -80,7 +80,7 @@ def test_half_of_the_held_out_texts_chooses_the_temperature_and_the_other_is_rep
 ):
     rows = lines_of(run / "predictions.jsonl")
     choosing = chooses(identify(row["text"] for row in rows).groups)
-    logits = logits_of(best_checkpoint(run), [row["text"] for row in rows])
+    logits = logits_of(Folder(run).best_checkpoint, [row["text"] for row in rows])
     expected = softmax(logits / temperature, 1).max(1)
     np.testing.assert_allclose([row["probability"] for row in rows], expected, atol=1e-5)
     best = [("negative", "positive")[number] for number in logits.argmax(1)]
@@ -94,14 +94,14 @@ def test_half_of_the_held_out_texts_chooses_the_temperature_and_the_other_is_rep
     line = next(line for line in printed.splitlines() if line.startswith("calibration error"))
     assert f"at temperature {temperature:.4f}" in line
     assert line.endswith(f"n {(~choosing).sum()}") and "none below  answered  accuracy" in printed
-    card = (best_checkpoint(run) / "README.md").read_text()
+    card = (Folder(run).best_checkpoint / "README.md").read_text()
     assert f"| temperature | {temperature:.4f} |" in card
 
 
 def test_bert_predict_has_the_calibrated_probability_and_says_none_below_one(
     run, temperature, bert, tmp_path
 ):
-    expected = softmax(logits_of(best_checkpoint(run), TEXTS) / temperature, 1)
+    expected = softmax(logits_of(Folder(run).best_checkpoint, TEXTS) / temperature, 1)
     rows = bert_cli.load(run).label(TEXTS)
     found = [list(row["probabilities"].values()) for row in rows]
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -146,8 +146,8 @@ def test_an_export_has_the_temperature_in_its_weights(form, base, run, temperatu
         need("torch", "onnx", "onnxscript", "onnxruntime")
     out = base / f"exported_{form}"
     assert main(["export", str(run), str(out), "--format", form]) == 0
-    expected = logits_of(best_checkpoint(run), TEXTS) / temperature
-    logits = runtime_logits(out, form, best_checkpoint(run), TEXTS)
+    expected = logits_of(Folder(run).best_checkpoint, TEXTS) / temperature
+    logits = runtime_logits(out, form, Folder(run).best_checkpoint, TEXTS)
     np.testing.assert_allclose(logits, expected, atol=1e-4)
     assert not (out / "decision.json").exists()
     if form == "saved-model":
@@ -160,14 +160,14 @@ def test_an_export_has_the_temperature_in_its_weights(form, base, run, temperatu
 def test_the_weights_of_a_checkpoint_stay_and_scoring_it_again_changes_nothing(
     base, run, printed, temperature, capsys
 ):
-    before = {path: path.read_bytes() for path in best_checkpoint(run).iterdir()}
+    before = {path: path.read_bytes() for path in Folder(run).best_checkpoint.iterdir()}
     scored = (run / "predictions.jsonl").read_bytes()
     assert main(arguments(base, *LONG, "--cache-dir", base / "cache")) == 0
     only = ["--no-do-training", "--save-ckpt-path", base / "scored", "--pretrained-ckpt-path", run]
     assert main(arguments(base, *only)) == 0
     shown = [line for line in printed.splitlines() if line.startswith("calibration error")]
     assert shown[-1] in capsys.readouterr().out
-    assert before == {path: path.read_bytes() for path in best_checkpoint(run).iterdir()}
+    assert before == {path: path.read_bytes() for path in Folder(run).best_checkpoint.iterdir()}
     assert scored == (run / "predictions.jsonl").read_bytes()
     rows = (lines_of(folder / "predictions.jsonl") for folder in (base / "scored", run))
     again, first = ([row["probability"] for row in part] for part in rows)
@@ -177,7 +177,7 @@ def test_the_weights_of_a_checkpoint_stay_and_scoring_it_again_changes_nothing(
 def test_a_model_without_one_probable_label_or_with_a_damaged_temperature_is_refused(
     run, temperature, tmp_path, bert, capsys
 ):
-    copied = change_weights(best_checkpoint(run), tmp_path / "copied", {})
+    copied = change_weights(Folder(run).best_checkpoint, tmp_path / "copied", {})
     (copied / "decision.json").write_text(json.dumps(with_checksum({"temperature": 0.0})))
     assert "decision.json (temperature)" in bert("predict", copied, "good", code=4).err
     (copied / "decision.json").unlink()

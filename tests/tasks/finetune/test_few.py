@@ -14,7 +14,7 @@ from bert_cli.cli import main
 from bert_cli.data.finetune.labels import read_decision
 from bert_cli.errors import DataError
 from bert_cli.tasks.finetune import few
-from bert_cli.train.checkpoint import best_checkpoint
+from bert_cli.train.checkpoint import Folder
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_the_classifier_of_each_checkpoint_is_scikit_learns_regression(name, bas
     import transformers
     from sklearn.linear_model import LogisticRegression
 
-    checkpoint = trained / name if name else best_checkpoint(trained)
+    checkpoint = trained / name if name else Folder(trained).best_checkpoint
     out = base / f"exported_{name}"
     assert main(["export", str(checkpoint), str(out), "--format", "hf"]) == 0
     assert "trust_remote_code=True" in (out / "README.md").read_text()

@@ -27,7 +27,8 @@ from bert_cli.tasks.model.models import find_tokenizer
 from bert_cli.tasks.run import task, teacher
 from bert_cli.tasks.run.task import Result, Scorer, Task
 from bert_cli.tasks.run.teacher import with_teacher
-from bert_cli.train.checkpoint import best_checkpoint, complete_checkpoints
+from bert_cli.train import checkpoint
+from bert_cli.train.checkpoint import Folder, complete_checkpoints
 
 FLAGS = [
     "--global-batch.micro-batch-size", "8", "--global-batch.grad-acc-steps-per-replica", "2",
@@ -68,14 +69,14 @@ def test_a_model_learns_and_the_best_checkpoint_is_kept(trained):
     name = "validation_accuracy"
     scored = {row["step"]: row[name] for row in lines_of(trained / "metrics.jsonl") if name in row}
     assert sorted(scored) == [10, 20, 30]
-    best = scored[int(best_checkpoint(trained).name.removeprefix("step_"))]
+    best = scored[int(Folder(trained).best_checkpoint.name.removeprefix("step_"))]
     assert best == scores["accuracy"] == max(scored.values())
 
 
 def test_transformers_knows_the_labels_the_length_and_the_tokens_of_the_best_checkpoint(trained):
     import transformers
 
-    best = best_checkpoint(trained)
+    best = Folder(trained).best_checkpoint
     tokenizer = transformers.AutoTokenizer.from_pretrained(best)
     config = transformers.AutoConfig.from_pretrained(best)
     assert config.id2label == {0: "negative", 1: "positive"}
@@ -92,7 +93,7 @@ def test_a_model_is_scored_without_training(base, trained, bert):
     assert json.loads(out.splitlines()[-1]) == scores_of(trained) == scores_of(output)
     rows, expected = (lines_of(run / "predictions.jsonl") for run in (output, trained))
     assert [row["predicted"] for row in rows] == [row["predicted"] for row in expected]
-    assert f"scores {best_checkpoint(trained)}" in out
+    assert f"scores {Folder(trained).best_checkpoint}" in out
     assert "confusion of all 61 held-out texts (columns" in out
     assert bert("predict", trained, rows[0]["text"]).last["label"] == rows[0]["predicted"]
 
@@ -150,7 +151,9 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     assert re.search(f"{verdict}(?s:.*)2 seeds, 5 to 6:", out) or re.search(verdict, err)
     assert len([*run.glob("baselines_*")]) == 1 and not [*run.glob("seed_*/baselines_*")]
     for seed in (5, 6):
-        assert re.search(verdict, (best_checkpoint(run / f"seed_{seed}") / "README.md").read_text())
+        assert re.search(
+            verdict, (Folder(run / f"seed_{seed}").best_checkpoint / "README.md").read_text()
+        )
     # The model that they start from has a classifier for these labels.
     assert "new weights from the seed" not in out
     scores = scores_of(run / "seed_6")
@@ -180,16 +183,18 @@ def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypat
 
 
 @pytest.mark.slow
-def test_a_run_ends_after_evaluations_without_a_better_score(base, bert, capsys):
+def test_a_run_ends_after_evaluations_without_a_better_score(base, bert, capsys, monkeypatch):
     run = base / "early"
     rate = ["--optimizer-opts.learning-rate.max-learning-rate", "1e-7"]  # changes no score
     assert main(arguments(base, run, *rate, "--early-stop", "1")) == 0
     assert "run: ends early: 1 evaluation without a better score" in capsys.readouterr().out
     assert [path.name for path in complete_checkpoints(run)] == ["step_00000010", "step_00000020"]
-    assert best_checkpoint(run).name == "step_00000010"
+    assert Folder(run).best_checkpoint.name == "step_00000010"
+    read, real = [], checkpoint.read_json
+    monkeypatch.setattr(checkpoint, "read_json", lambda *of: read.append(of[0].name) or real(*of))
     assert main(arguments(base, run, *rate, "--early-stop", "1")) == 0
     ended = "run: ended early at step 20 of 30; a larger --early-stop continues"
-    assert ended in capsys.readouterr().out
+    assert ended in capsys.readouterr().out and read.count("best.json") == 1
     assert "  done  " in bert("runs", run).out
     # A run with more patience continues.
     assert main(arguments(base, run, *rate, "--early-stop", "2")) == 0
@@ -230,7 +235,7 @@ def test_a_stop_while_the_model_is_scored_loses_neither_step_nor_score(
     assert "continues from" in bert(*arguments(base, run)).out
     assert_same_end(run, trained)
     assert scores_of(run) == scores_of(trained)
-    assert best_checkpoint(run).name == best_checkpoint(trained).name
+    assert Folder(run).best_checkpoint.name == Folder(trained).best_checkpoint.name
     lines = lines_of(run / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, 31))
     scored = [line["step"] for line in lines if "validation_accuracy" in line]
@@ -252,7 +257,7 @@ def test_without_a_length_the_tokenizers_is_used_and_a_classifier_for_other_labe
 ):
     # Without state.json, whose checksums a file that is changed on purpose would contradict.
     ignored = shutil.ignore_patterns("state.json")
-    model = shutil.copytree(best_checkpoint(trained), tmp_path / "model", ignore=ignored)
+    model = shutil.copytree(Folder(trained).best_checkpoint, tmp_path / "model", ignore=ignored)
     path = model / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": 24}))
     text = (base / "train.csv").read_text()
@@ -381,8 +386,8 @@ def test_outputs_of_another_teacher_or_of_other_examples_are_computed_again(
     logits = teacher._logits
     monkeypatch.setattr(teacher, "_logits", lambda *of: read.append(len(of[-1])) or logits(*of))
     head = {"classifier.bias": lambda bias: bias + np.float32([1.0, 0.0])}
-    other = change_weights(best_checkpoint(trained), tmp_path / "other", head)
-    copy = shutil.copytree(best_checkpoint(trained), tmp_path / "copy")
+    other = change_weights(Folder(trained).best_checkpoint, tmp_path / "other", head)
+    copy = shutil.copytree(Folder(trained).best_checkpoint, tmp_path / "copy")
     more = {"cache_dir": tmp_path / "cache", "do_validation": False}
     columns = [
         taught(base, name, file, more).labels["teacher_logits"]

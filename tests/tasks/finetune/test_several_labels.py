@@ -17,7 +17,7 @@ from bert_cli.data.finetune.tables import read_table
 from bert_cli.data.random import chooses
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.tasks.finetune import classify
-from bert_cli.train.checkpoint import best_checkpoint
+from bert_cli.train.checkpoint import Folder
 
 WORDS = {"good": "praise", "bad": "blame", "film": "cinema"}
 FLAGS = [
@@ -82,7 +82,7 @@ def test_a_text_gets_the_labels_whose_chosen_threshold_it_passes(base, trained, 
     each = {row["label"]: row for row in lines_of(trained / "labels.jsonl")}
     assert [row["f1"] for row in each.values()] == pytest.approx(per_label)
 
-    checkpoint = best_checkpoint(trained)
+    checkpoint = Folder(trained).best_checkpoint
     thresholds = json.loads((checkpoint / "decision.json").read_text())["thresholds"]
     assert {name: row["threshold"] for name, row in each.items()} == thresholds
     card = (checkpoint / "README.md").read_text()
@@ -100,7 +100,7 @@ def test_transformers_and_an_export_have_the_form_of_the_labels(base, trained, t
     import transformers
 
     assert main(["export", str(trained), str(tmp_path / "out"), "--format", "hf"]) == 0
-    checkpoint = best_checkpoint(trained)
+    checkpoint = Folder(trained).best_checkpoint
     for name, added in (("decision.json", {}), ("config.json", {"text_column": ["text"]})):
         ours, theirs = (
             json.loads((at / name).read_text()) for at in (checkpoint, tmp_path / "out")

@@ -19,7 +19,7 @@ from bert_cli.facts.architectures import ARCHITECTURES, shape_of
 from bert_cli.model.build import build_blocks
 from bert_cli.tasks.finetune import glue, squad
 from bert_cli.tasks.run.teacher import with_teacher
-from bert_cli.train.checkpoint import best_checkpoint
+from bert_cli.train.checkpoint import Folder
 
 COMMON = [
     "--max-seq-length", "64", "--global-batch.micro-batch-size", "8", "--log-every-steps", "100",
@@ -46,7 +46,7 @@ def read(path):
 
 def changed(run, out, weights, **described):
     """Copy the best checkpoint of a run with other weights and other entries of its config.json."""
-    model = change_weights(best_checkpoint(run), out, weights)
+    model = change_weights(Folder(run).best_checkpoint, out, weights)
     (model / "config.json").write_text(json.dumps(read(model / "config.json") | described))
     return model
 
@@ -108,7 +108,7 @@ def test_transformers_finds_the_same_answer(base, answered, architecture):
         scores = [*words, "--no-do-training", "--output-dir", output]
         assert main([*map(str, scores), *COMMON, "--pretrained-ckpt-path", str(run)]) == 0
         assert read(output / "scores.json") == read(run / "scores.json")
-    folder = best_checkpoint(run)
+    folder = Folder(run).best_checkpoint
     model, report = transformers.AutoModelForQuestionAnswering.from_pretrained(
         folder, output_loading_info=True, **trust
     )

@@ -13,7 +13,7 @@ from support.tiny_models import OTHERS, write_base
 
 import bert_cli
 from bert_cli.cli import main
-from bert_cli.train.checkpoint import best_checkpoint
+from bert_cli.train.checkpoint import Folder
 
 LENGTH, STRIDE = 16, 6
 WINDOWS = ["--max-seq-length", str(LENGTH), "--doc-stride", str(STRIDE)]
@@ -123,7 +123,7 @@ def test_every_prediction_reads_the_windows_of_the_run(
 
 
 def test_a_model_without_a_run_truncates_unless_windows_are_asked_for(trained, tmp_path, bert):
-    model = shutil.copytree(best_checkpoint(trained), tmp_path / "model")
+    model = shutil.copytree(Folder(trained).best_checkpoint, tmp_path / "model")
     words = ["predict", str(model), "good fine plot " * 30]
     assert bert(*words).last["truncated"]
     assert "truncated" not in bert(*words, "--doc-stride", "20").last

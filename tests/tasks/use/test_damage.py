@@ -13,7 +13,7 @@ from safetensors.numpy import load, save
 from support.tiny_models import write_reviews
 
 from bert_cli.cli import main
-from bert_cli.train.checkpoint import write_best
+from bert_cli.train.checkpoint import Folder
 
 NEW = ["--save-ckpt-path", "out", "--total-num-train-samples", "4"]
 TASK = [*NEW, "--pretrained-ckpt-path", "model", "--cache-dir", "null", "--max-seq-length", "32"]
@@ -169,7 +169,7 @@ def test_damage_of_each_file_is_noticed_by_each_reader(
         monkeypatch.chdir(folder)
         if reader == "resume":  # of an interrupted run
             shutil.rmtree("run/step_00000006")
-        write_best(Path("run"), step, "mlm_accuracy", 0.5)
+        Folder(Path("run")).write_best(step, "mlm_accuracy", 0.5)
         path = next(folder.glob(name.replace("step/", f"run/step_0000000{step}/")))
         data = path.read_bytes()
         changed = None if damage == "missing" else damaged(data, damage)
