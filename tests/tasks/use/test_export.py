@@ -336,7 +336,7 @@ def test_an_int8_graph_multiplies_integers_and_has_no_weights_in_float32(
     printed = capfd.readouterr()
     said = re.search(r"int8 against float32 on 20 examples: fraction .* \d\.\d{4}", printed.out)
     assert said and f"I{said[0][1:]}" in (tmp_path / "out" / "README.md").read_text()
-    assert "before quantization, its outputs differ by at most" in printed.out
+    assert "; in float32 its outputs differ by at most" in printed.out
     graph = onnx.load(tmp_path / "out" / "model.onnx").graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     products = [n for n in graph.node if n.op_type in ("MatMul", "Gemm")]
