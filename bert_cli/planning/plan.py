@@ -47,8 +47,6 @@ class Plan:
     """Highest learning rate, after the linear scaling rule."""
     sequences_per_example: float = 1.0
     """Mean number of sequences in a pack over an epoch; 1 without packs."""
-    rate_follows_batch: bool = False
-    """The peak learning rate was scaled by the sequences of a step."""
     segments: tuple[Segment, ...]
     """The sizes of the steps, in their order."""
     decay_step: int | None = None
@@ -147,7 +145,6 @@ def make_plan(
         corpus_examples=corpus_examples,
         peak_learning_rate=rate.max_learning_rate * scale,
         sequences_per_example=sequences_per_example,
-        rate_follows_batch=rate.reference_batch_size is not None,
         segments=segments,
         decay_step=decay_step,
         mask_probabilities=order.mask_probabilities,
@@ -198,12 +195,6 @@ def describe(plan: Plan) -> str:
         f"({count(plan.micro_batches_per_step, 'micro-batch')} of {plan.micro_batch_size})",
         f"learning rate up to {plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'step')} of warm-up",
     ]
-    if packed and not plan.rate_follows_batch:
-        # The batch is not changed: the length of packs is known only now, and the settings fix the step.
-        lines.append(
-            f"a pack holds {plan.sequences_per_example:.2f} sequences, so a step has that many times more sequences at "
-            "the same learning rate; learning_rate.reference_batch_size scales the rate with the batch"
-        )
     smallest = plan.segments[0]
     largest = plan.segments[-1]
     if smallest != largest:

@@ -128,7 +128,6 @@ def test_epochs_are_a_number_of_examples_that_the_records_decide():
 def test_the_plan_describes_epochs_and_packs_and_scales_the_learning_rate():
     text = describe(plan_of(planned(total_num_train_samples=65_280), 130_560))
     assert "1 step of 65,280 examples" in text and "65,280 examples, 0.5 epochs of 130,560" in text
-    assert "a pack holds 2.50 sequences" in describe(plan_of(planned(num_epochs=1), 1000, 2.5))
     rate = {"optimizer_opts": {"learning_rate": {"reference_batch_size": 1024}}}
     scaled = plan_of(planned(num_epochs=1, **rate), 1000, 2.5)
     assert scaled.peak_learning_rate == pytest.approx(0.006 * 2.5 * 65_280 / 1024)

@@ -97,9 +97,6 @@ def measure(settings: BenchRunSettings) -> JSONObject | None:
     with ExitStack() as stack, redirect_stdout(sys.stderr) if json_only else nullcontext():
         job = resolve(settings, stack)
         synchronize = runtime(settings.engine).synchronize
-        # The memory before the run must not contain what TensorFlow takes for itself.
-        synchronize()  # TensorFlow initializes its devices only now
-        bytes_before = _device_memory(job)[0]
         warmup = settings.warmup_steps
         print_line(f"bench: {warmup} warm-up steps, then {settings.steps} measured steps")
         timer = Timer(synchronize)
@@ -113,13 +110,9 @@ def measure(settings: BenchRunSettings) -> JSONObject | None:
             totals = group.all_reduce([step[name] for step in timer.steps])
             for step, total in zip(timer.steps, totals, strict=True):
                 step[name] = float(total)
-        peak = _device_memory(job)[1]
         metrics = {
             **summarize(timer.steps, warmup),
-            "peak_memory_bytes": int(max(group.all_gather(peak))),
-            # Clamped at zero: Linux updates the current and the peak size at different times.
-            "memory_growth_bytes": int(max(0, *group.all_gather(peak - bytes_before))),
-            "host_peak_memory_bytes": int(max(group.all_gather(machine.resident_bytes()[1]))),
+            "peak_memory_bytes": int(max(group.all_gather(_peak_memory(job)))),
         }
         # On all devices of the run; a host's cores count once.
         is_cpu = job.mesh.kind == "CPU"
@@ -191,11 +184,11 @@ def summarize(steps: Sequence[Step], warmup_steps: int) -> JSONObject:
     }
 
 
-def _device_memory(job: Job) -> tuple[int, int]:
-    """Return the current and the peak memory of this process, or of its fullest accelerator."""
+def _peak_memory(job: Job) -> int:
+    """Return the peak memory of this process, or of its fullest accelerator."""
     if job.mesh.kind == "CPU":
-        return machine.resident_bytes()
-    return runtime(job.order.engine).used_memory(job.mesh)
+        return machine.resident_bytes()[1]
+    return runtime(job.order.engine).used_memory(job.mesh)[1]
 
 
 def _description(settings: BenchRunSettings, job: Job) -> JSONObject:

@@ -44,7 +44,6 @@ def _rows(metrics: JSONObject) -> list[tuple[str, str, str]]:
     flops, products = (metrics[f"{name}_per_second"] for name in ("flops", "matmul_flops"))
     utilisation = f"{metrics['flops_utilisation']:.1%} of the matrix products'"
     peak = format_bytes(metrics["peak_memory_bytes"])
-    growth = format_bytes(metrics["memory_growth_bytes"])
     rows = [
         ("step", median, f"median of {metrics['steps']} steps; quartiles {low} and {high}"),
         ("examples/s", f"{metrics['examples_per_second']:,.1f}", "sequences, also inside packs"),
@@ -52,7 +51,7 @@ def _rows(metrics: JSONObject) -> list[tuple[str, str, str]]:
         ("positions/s", f"{metrics['positions_per_second']:,.0f}", "with padding"),
         ("FLOP/s", format_flops(flops), f"{utilisation} (model FLOPs utilisation)"),
         ("FLOP/s of matrix products", format_flops(products), "of large square matrices, alone"),
-        ("memory", peak, f"peak of the fullest device; {growth} since the model was built"),
+        ("memory", peak, "peak of the fullest device"),
     ]
     if metrics["skipped_steps"]:
         why = "their gradient was not finite, so the optimizer did not run and seems cheaper"

@@ -10,16 +10,16 @@ import math
 import re
 import shlex
 import shutil
-import statistics
 import sys
-from contextlib import ExitStack, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from bert_cli.commands import COMMANDS
+from bert_cli.config.bench import BenchRunSettings
 from bert_cli.config.init import InitSettings
 from bert_cli.config.parallel import Parallel
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch, OptimizerOpts
 from bert_cli.data.finetune.embeddings import MODULES
 from bert_cli.data.io import files
@@ -189,8 +189,8 @@ def find_start(name: str, *, needs_vocabulary: bool) -> tuple[Start, Vocabulary 
 def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tuple[Machine, str]:
     """Return this machine with the rate of some steps of a candidate on synthetic examples, and a description."""
     with quiet_imports():
-        from bert_cli.tasks.bench.measure import Timer  # loads TensorFlow
-        from bert_cli.tasks.run import pretrain, resolve, train
+        from bert_cli.tasks.bench import measure as bench  # loads TensorFlow
+        from bert_cli.tasks.run import resolve
     kind, devices, _ = resolve.runtime(settings.engine).devices_here(Processes(()))
     machine = Machine(kind, devices, look.fastest_precision(kind), flops=math.inf)
     name, config = (model.name, model.config) if model else ("", None)
@@ -204,33 +204,32 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         )
         return replace(machine, flops=flops * settings.speed), described
     batch = devices * recipe.MICRO_BATCH["CPU" if kind == "CPU" else "GPU"]
-    trial = PretrainSettings(
-        generated_dataset=True,
-        bert_config=config,
-        max_seq_length=length,
-        max_predictions_per_seq=predictions,
-        total_num_train_samples=batch * (MEASURED_STEPS + 1),
-        dry_run=True,
-        global_batch=GlobalBatch(**recipe.batch_of(batch, machine)),
-        engine=settings.engine,
-        parallel=Parallel(layout="auto"),
-        precision=machine.precision,
-        optimizer_opts=OptimizerOpts(**recipe.optimizer(1e-5, 0.0, machine.precision)),
+    kind_of_trial = COMMANDS["bench pretrain"].settings_class()
+    trial = kind_of_trial.model_validate(
+        {
+            "generated_dataset": True,
+            "bert_config": config,
+            "max_seq_length": length,
+            "max_predictions_per_seq": predictions,
+            "global_batch": GlobalBatch(**recipe.batch_of(batch, machine)),
+            "engine": settings.engine,
+            "parallel": Parallel(layout="auto"),
+            "precision": machine.precision,
+            "optimizer_opts": OptimizerOpts(**recipe.optimizer(1e-5, 0.0, machine.precision)),
+            "steps": MEASURED_STEPS,
+            "warmup_steps": 1,  # which compiles
+        }
     )
-    timer = Timer(resolve.runtime(settings.engine).synchronize)
-    with ExitStack() as stack, redirect_stdout(io.StringIO()):
-        job = replace(pretrain.resolve(trial, stack), unsaved_steps=MEASURED_STEPS + 1)
-        _, finished = train.run_training(job, stack, timer)
-    if not finished:
-        raise KeyboardInterrupt
-    times = [step["seconds"] / step["examples"] for step in timer.steps[1:]]  # the first compiles
-    del job
+    assert isinstance(trial, BenchRunSettings)
+    with redirect_stdout(io.StringIO()):
+        metrics = bench.measure(trial)
+    assert metrics is not None  # of a single process
     gc.collect()  # the weights of the engine that was measured
-    median = statistics.median(times)
-    low, high = machine.spread
-    rate = flops / median
-    spread = min(low, min(times) / median), max(high, max(times) / median)
+    seconds = metrics["step_seconds"]
+    low, high = (seconds[end] / seconds["median"] for end in ("low", "high"))
+    spread = min(low, machine.spread[0]), max(high, machine.spread[1])
+    speed = metrics["examples_per_second"]
     where = count(cpu_count(), "core") if kind == "CPU" else count(devices, kind)
-    steps = f"{count(len(times), 'step')} of {batch} x {length}"
-    described = f"{name} trains at {1 / median:,.1f} examples/s on {where} in {machine.precision} (median of {steps})"
-    return replace(machine, flops=rate, spread=spread), described
+    steps = f"{count(MEASURED_STEPS, 'step')} of {batch} x {length}"
+    described = f"{name} trains at {speed:,.1f} examples/s on {where} in {machine.precision} (median of {steps})"
+    return replace(machine, flops=metrics["flops_per_second"], spread=spread), described

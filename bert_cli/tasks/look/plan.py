@@ -15,7 +15,6 @@ from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, make_plan
 from bert_cli.processes import print_line, print_table
-from bert_cli.settings.settings import parse_bytes
 from bert_cli.tasks.run.corpora import with_rows_for_records
 from bert_cli.text import count, format_bytes
 
@@ -31,7 +30,7 @@ def run(settings: PlanRunSettings) -> None:
     """
     devices = settings.devices
     processes = settings.processes
-    memory = None if settings.memory is None else parse_bytes(settings.memory)
+    memory = settings.memory
     order: TrainSettings = settings
     if isinstance(settings, PretrainSettings):
         order = with_rows_for_records(settings)

@@ -35,7 +35,9 @@ def run(settings: AverageSettings) -> None:
     if len(paths) < settings.last:
         number = count(len(paths), "complete checkpoint")
         remedy = "train with a higher --keep-checkpoints, or lower --last"
-        raise CheckpointError(f"run ({folder})", f"has {number}, fewer than --last", remedy)
+        raise CheckpointError(
+            f"run ({folder})", f"has {number}, fewer than --last {settings.last}", remedy
+        )
     check_new_folder(out, remedy=f"use a new one, or score it with `bert evaluate {out}`")
     draft = None
     if (kind := history.Run(folder).kind) == "pretrain":

@@ -34,7 +34,7 @@ FRACTIONS = ("input_wait", "forward_backward", "reduction", "optimizer", "other"
 ENDINGS = {
     "per_second": ("examples", "tokens", "positions", "flops", "matmul_flops"),
     "fraction": FRACTIONS,
-    "bytes": ("peak_memory", "memory_growth", "host_peak_memory"),
+    "bytes": ("peak_memory",),
     "seconds": ("step",),
 }
 KEYS = {
@@ -71,7 +71,7 @@ def check(metrics):
     examples = metrics["examples_per_second"] * step["median"]
     # All steps have the same number of synthetic examples, so rate and median step agree.
     assert examples == pytest.approx(metrics["examples_per_step"], rel=1e-6)
-    assert metrics["peak_memory_bytes"] > metrics["memory_growth_bytes"] >= 0
+    assert metrics["peak_memory_bytes"] > 0
     assert metrics["machine"]["cores"] >= 1 and "tensorflow" in metrics["versions"]
 
 
