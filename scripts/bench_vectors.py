@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,8 +102,7 @@ def train_ours(options: argparse.Namespace) -> Pairs:
     with ExitStack() as stack, redirect_stdout(sys.stderr):
         draft = Draft(settings, stack)
         draft.take(finetune_steps.steps_of(embed.build))
-        resolved = finetune.resolve(draft)
-        train.run_training(replace(resolved, unsaved_steps=options.steps + 1), stack, timer)
+        train.run_training(finetune.resolve(draft), stack, timer, options.steps + 1)
     file.unlink()
     return times[1:]
 

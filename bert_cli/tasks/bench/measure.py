@@ -100,7 +100,8 @@ def measure(settings: BenchRunSettings) -> JSONObject | None:
         warmup = settings.warmup_steps
         print_line(f"bench: {warmup} warm-up steps, then {settings.steps} measured steps")
         timer = Timer(synchronize)
-        run, finished = training.run_training(job, stack, timer)
+        training.describe_run(job)
+        run, finished = training.run_training(job, stack, timer, warmup + settings.steps)
         if not finished:
             print_line("bench: stopped before its last step; nothing was measured")
             raise SystemExit(130)
@@ -150,7 +151,7 @@ def resolve(settings: BenchRunSettings, stack: ExitStack) -> Job:
     # A shorter run is extended, so that the learning rate is defined for all measured steps.
     last = settings.warmup_steps + settings.steps
     plan = replace(job.plan, total_steps=max(job.plan.total_steps, last))
-    return replace(job, plan=plan, unsaved_steps=last)
+    return replace(job, plan=plan)
 
 
 # --- the measurements

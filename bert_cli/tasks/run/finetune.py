@@ -178,11 +178,8 @@ def resolve(draft: Draft[Any], scorer: Scorer | None = None) -> Job:
     # Rounded up: the last step of an epoch may reach into the next.
     per_epoch = -(-reader.epoch_size // plan.examples_per_step)
     draft.extend_vocabulary()
-    is_described = draft.plan is not None
-    draft.plan = plan
     return replace(
         draft.job(plan, reader, sample),
-        is_described=is_described,
         evaluate=None if scorer is None else scorer.evaluate,
         evaluate_every=order.evaluate_every_steps or per_epoch,
         early_stop=order.early_stop,
@@ -198,6 +195,9 @@ def _train_and_score(draft: Draft[FinetuneSettings]) -> Result:
     )  # which have scored before: no score chooses a checkpoint
     with ExitStack() as locks:
         job = resolve(draft, scorer if order.do_validation and not in_folds else None)
+        if draft.plan is None:  # of several seeds or after the folds, one plan is printed
+            train.describe_run(job)
+            draft.plan = job.plan
         built = _train_to_end(job, locks)
         engine = built.engine
         folder = order.save_ckpt_path

@@ -1,6 +1,7 @@
 """From an order to a run: `Draft`, which steps complete, and `Job`."""
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -47,20 +48,14 @@ class Job:
     """Micro-batches [M, B, ...] for tracing, one for each replica of this process."""
     tokenizer: TokenizerFolder | None
     """The tokenizer that is saved with the model."""
-    task: Task = PRETRAINING
+    task: Task
     """What the run is trained for."""
     evaluate: Callable[[Engine, int], Mapping[str, Sample]] | None = None
     """Return metrics on held-out examples after a step."""
-    evaluate_every: int | None = None
+    evaluate_every: int = sys.maxsize
     """Steps between evaluations; the last step is evaluated, too."""
     early_stop: int | None = None
     """Evaluations in a row without a better score after which the run ends."""
-    unigram_entropy: float | None = None
-    """Unigram entropy of the masked tokens, None if it cannot be compared with the loss."""
-    is_described: bool = False
-    """Whether a plan was printed before, as that of another seed or of the folds."""
-    unsaved_steps: int = 2
-    """Steps of a run that saves nothing."""
 
     @cached_property
     def record(self) -> JSONObject:

@@ -35,6 +35,7 @@ def run(settings: PretrainSettings) -> None:
     check_output_paths(settings)
     with ExitStack() as stack:
         job = resolve(settings, stack)
+        train.describe_run(job)
         built, finished = train.run_training(job, stack)
         if finished and job.order.saves and built.is_first_rank:
             samples = scores.read_samples(job.folder)
@@ -64,9 +65,9 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
     if description := stream.describe(plan.examples):
         print_line("\n".join(description))
     examples = order.evaluation_examples
-    job = draft.job(plan, stream, stream.first_micro_batches(len(draft.mesh.devices)))
     if draft.tokenizer is not None:
-        job = replace(job, unigram_entropy=health.unigram_entropy(stream))
+        draft.task = replace(draft.task, unigram_entropy=health.unigram_entropy(stream))
+    job = draft.job(plan, stream, stream.first_micro_batches(len(draft.mesh.devices)))
     held_out = draft.held_out
     if held_out is None:
         return job
@@ -74,7 +75,7 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
     return replace(
         job,
         evaluate=partial(evaluate, held_out, examples),
-        evaluate_every=order.evaluate_every_steps,
+        evaluate_every=order.evaluate_every_steps or plan.total_steps,
         task=replace(job.task, baselines=baselines, held_out=held_out.fingerprint),
     )
 

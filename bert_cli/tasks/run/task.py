@@ -115,6 +115,8 @@ class Task:
     """Sets the weights that no step trains, from `train` and the others, before the model is scored."""
     digits: int = 17
     """Decimals of the printed scores; files have all."""
+    unigram_entropy: float | None = None
+    """Unigram entropy of the masked tokens, None if it cannot be compared with the loss."""
     halves: bool = False
     """Whether half of the development set chooses the checkpoint and the other half reports its scores."""
     has_several_labels: bool = False

@@ -33,16 +33,17 @@ from bert_cli.train.metrics import HELD_OUT, Forecast, Pace, ProgressBar
 Timer = Callable[[Run], Hook]
 
 
-def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tuple[Run, bool]:
+def run_training(
+    job: Job, stack: ExitStack, timer: Timer | None = None, steps: int = 2
+) -> tuple[Run, bool]:
     """Train from the state of the run's folder to the last step; the flag is False if a request has stopped it.
 
-    `stack` holds the lock of the folder. Raises ConfigError, DataError, CheckpointError or DeviceError.
+    A run that saves nothing, a measurement or a dry run, takes at most so many `steps`. `stack` holds the lock of the
+    folder. Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
     began = time.monotonic()
     plan = job.plan
     saves = job.order.saves
-    if not job.is_described:
-        describe_run(job)
     engine, state, step = build.build_run(job.order, job.mesh, job.plan, job.task.labels)
     step.prepare = job.task.prepare
     step.stop_requested = job.stop
@@ -67,7 +68,8 @@ def run_training(job: Job, stack: ExitStack, timer: Timer | None = None) -> tupl
             print_line(f"run: ended early at {where}; a larger --early-stop continues")
         group.barrier()
         return run, True
-    finished = _train(run, stack, seconds_built, timer)
+    last = plan.total_steps if saves else min(state.step + steps, plan.total_steps)
+    finished = _train(run, last, stack, seconds_built, timer)
     # Processes that still save would treat a process that ends earlier as lost.
     group.barrier()
     duration = format_duration(time.monotonic() - began)
@@ -123,14 +125,13 @@ def describe_run(job: Job) -> None:
 # --- the steps and their hooks
 
 
-def _train(run: Run, stack: ExitStack, seconds_built: float, timer: Timer | None) -> bool:
+def _train(
+    run: Run, last: int, stack: ExitStack, seconds_built: float, timer: Timer | None
+) -> bool:
     job = run.job
     state = run.state
     engine = run.engine
     stop = job.stop
-    last = job.plan.total_steps
-    # A run that saves nothing is a measurement or a dry run, of some steps from here.
-    last = last if job.order.saves else min(state.step + job.unsaved_steps, last)
     writer = stack.enter_context(BackgroundWriter())
     save = saving.saver(run, writer) if job.order.saves else None
     traced = "tracing is part of the first step"
@@ -183,8 +184,8 @@ def _hooks(
         info.metrics.update(pace.after_step(info.step, examples, tokens))
         forecast.step_ends(pace.recent)
         info.metrics["seconds_waited"] = info.seconds_waited
-        if job.unigram_entropy is not None:
-            info.metrics[health.ENTROPY] = job.unigram_entropy
+        if job.task.unigram_entropy is not None:
+            info.metrics[health.ENTROPY] = job.task.unigram_entropy
 
     hooks: list[tuple[Hook, Every]] = [
         (lambda info: saving.compare_weights(run, info.step - first), each_step),
@@ -287,7 +288,7 @@ def _stops_early(run: Run) -> bool:
     job = run.job
     step = run.state.step
     interval = job.evaluate_every
-    if job.early_stop is None or interval is None or not job.order.saves or step % interval:
+    if job.early_stop is None or not job.order.saves or step % interval:
         return False
     best = job.start.folder.best if run.is_first_rank else None
     worse_steps = step - best.step if best and best.scored == step else 0
