@@ -15,8 +15,9 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from bert_cli.commands import COMMANDS
+from bert_cli.config.shipped import named_configs
 from bert_cli.parse.help import help_text
-from bert_cli.parse.load import named_configs, nested, read_config
+from bert_cli.parse.load import nested, read_config
 from bert_cli.parse.old_names import IGNORED, RENAMES, SWITCHES
 from bert_cli.parse.options import LOG_LEVELS
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from bert_cli.config.shipped import named_configs
 from bert_cli.errors import ConfigError, combine, nearest, redact
 from bert_cli.facts.bert import fields_of
 from bert_cli.files import OWN_CHECKSUM, JSONObject, check_format, read_json
@@ -40,8 +41,6 @@ BATCH_SIZES = (
 EXAMPLES = "global_batch.examples_per_step"
 # The origin of a positional argument.
 ARGUMENT = "argument"
-# A file among the shipped configs that is not a config: the choices of `bert init`.
-RECIPES = "recipes.json"
 
 
 @dataclass(frozen=True)
@@ -58,20 +57,6 @@ class Loaded:
     """Dotted key -> the old name that a file or flag has for it."""
 
 
-def configs_folder() -> Path:
-    """Return the folder of the shipped configs, in a checkout or an installed wheel."""
-    package = Path(__file__).parents[1]
-    # A wheel has them inside the package, a checkout in the folder above it.
-    installed = package / "_configs"
-    return installed if installed.is_dir() else package.parent / "configs"
-
-
-def named_configs() -> dict[str, Path]:
-    """Return the shipped configs by name."""
-    paths = sorted(configs_folder().glob("*.json"))
-    return {path.stem: path for path in paths if path.name != RECIPES}
-
-
 def find_config(name: str, given_as: str = "--config", folder: Path = Path()) -> Path:
     """Return the path of a config: a file, relative to `folder`, or else a shipped config by name.
 
@@ -81,14 +66,14 @@ def find_config(name: str, given_as: str = "--config", folder: Path = Path()) ->
     if path.is_file():
         return path
     shipped = named_configs()
-    if name.removesuffix(".json") in shipped:
-        return shipped[name.removesuffix(".json")]
+    if config := shipped.get(name.removesuffix(".json")):
+        return config
     # Names to suggest: of shipped configs, and of the files in the folder that was meant.
-    names = dict(zip(shipped, shipped, strict=True))
-    for file in path.parent.glob("*.json"):
-        names[file.stem] = str(Path(name).parent / file.name)
-    stem = nearest(Path(name).stem, names)
-    remedy = f"did you mean {names[stem]!r}?" if stem else f"shipped configs: {', '.join(shipped)}"
+    files = {path.stem: str(Path(name).parent / path.name) for path in path.parent.glob("*.json")}
+    stem = nearest(Path(name).stem, (*shipped, *files))
+    remedy = f"shipped configs: {', '.join(shipped)}"
+    if stem:
+        remedy = f"did you mean {files.get(stem, stem)!r}?"
     raise ConfigError(f"{given_as} ({name})", "no such file", remedy)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import shtab
 
 from bert_cli.commands import COMMANDS
+from bert_cli.config.shipped import named_configs
 from bert_cli.config.tools import CompletionSettings
 from bert_cli.parse.help import add_help
-from bert_cli.parse.load import named_configs
 from bert_cli.parse.options import options_of
 from bert_cli.processes import print_line
 

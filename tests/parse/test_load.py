@@ -7,8 +7,9 @@ import pytest
 from support.orders import order, refusal
 from support.settings import RUN
 
+from bert_cli.config.shipped import named_configs
 from bert_cli.errors import ConfigError
-from bert_cli.parse.load import changed, describe, named_configs, read_config
+from bert_cli.parse.load import changed, describe, read_config
 from bert_cli.planning.layout import parameters, propose, stages_of
 from bert_cli.planning.plan import make_plan
 

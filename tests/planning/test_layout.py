@@ -8,11 +8,12 @@ from support.settings import small_run
 
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.config.shipped import configs_folder
 from bert_cli.config.training import TrainSettings
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.groupbert import GroupBertConfig
-from bert_cli.parse.load import configs_folder, load
+from bert_cli.parse.load import load
 from bert_cli.planning import layout, memory
 from bert_cli.planning.layout import bubble, idle, propose, reduced_bytes
 from bert_cli.planning.memory import estimate, stages_of

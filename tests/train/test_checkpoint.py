@@ -16,14 +16,7 @@ from bert_cli.errors import CheckpointError, DataError, DeviceError
 from bert_cli.files import STATE
 from bert_cli.text import format_bytes
 from bert_cli.train import checkpoint
-from bert_cli.train.checkpoint import (
-    LOCK,
-    Folder,
-    complete_checkpoints,
-    lock_run,
-    remove_partial_checkpoints,
-    step_of,
-)
+from bert_cli.train.checkpoint import LOCK, Folder, complete_checkpoints, lock_run, step_of
 from bert_cli.train.loop import StateCopy
 
 SMALL = StateCopy({"w": np.ones(3, np.float32)}, {}, SCALE, 7)
@@ -78,7 +71,7 @@ def test_only_a_complete_folder_of_the_right_name_is_a_checkpoint(saved):
         shutil.copytree(saved, run / f".partial_step_{step:08d}")
     (run / ".best.json.0123456789ab.part").touch()
     # The rest of an interrupted save is removed.
-    assert remove_partial_checkpoints(run) == ["step_00000008", "step_00000012"]
+    assert checkpoint.remove_partial_checkpoints(run) == ["step_00000008", "step_00000012"]
     assert [*run.iterdir()] == [saved]
     (run / "step_00000011").touch()
     for name in ("step_00000007_copy", "step_00000099.bak", "step_best", "step_00000009"):
@@ -86,7 +79,7 @@ def test_only_a_complete_folder_of_the_right_name_is_a_checkpoint(saved):
     (run / "step_00000009" / STATE).unlink()
     assert complete_checkpoints(run) == [saved]
     with pytest.raises(CheckpointError, match=r"step_.*: is a checkpoint without state\.json"):
-        remove_partial_checkpoints(run)
+        checkpoint.remove_partial_checkpoints(run)
     Folder(run).prune(1, None)
     assert len([*run.iterdir()]) == 6
 

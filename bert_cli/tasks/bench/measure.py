@@ -150,8 +150,7 @@ def resolve(settings: BenchRunSettings, stack: ExitStack) -> Job:
         job = finetune.resolve(draft)
     # A shorter run is extended, so that the learning rate is defined for all measured steps.
     last = settings.warmup_steps + settings.steps
-    plan = replace(job.plan, total_steps=max(job.plan.total_steps, last))
-    return replace(job, plan=plan)
+    return replace(job, plan=replace(job.plan, total_steps=max(job.plan.total_steps, last)))
 
 
 # --- the measurements

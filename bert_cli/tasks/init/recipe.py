@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bert_cli.config.shipped import RECIPES, configs_folder
 from bert_cli.config.training import Precision
 from bert_cli.errors import ConfigError
 from bert_cli.facts.bert import BertConfig
@@ -18,7 +19,6 @@ from bert_cli.facts.heads import PRETRAINING
 from bert_cli.facts.modernbert import ModernBertConfig
 from bert_cli.facts.products import BatchShape
 from bert_cli.files import JSONObject
-from bert_cli.parse.load import RECIPES, configs_folder
 from bert_cli.planning.flops import model_flops
 from bert_cli.text import count
 

@@ -190,9 +190,8 @@ def _train_and_score(draft: Draft[FinetuneSettings]) -> Result:
     """Train and score one seed. Raises StoppedError on a request to stop."""
     order = draft.order
     scorer = Scorer(order, draft.task, draft.stop)
-    in_folds = (
-        draft.task.folds is not None
-    )  # which have scored before: no score chooses a checkpoint
+    # Folds have scored before, and no score chooses a checkpoint.
+    in_folds = draft.task.folds is not None
     with ExitStack() as locks:
         job = resolve(draft, scorer if order.do_validation and not in_folds else None)
         if draft.plan is None:  # of several seeds or after the folds, one plan is printed

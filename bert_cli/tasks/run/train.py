@@ -125,9 +125,7 @@ def describe_run(job: Job) -> None:
 # --- the steps and their hooks
 
 
-def _train(
-    run: Run, last: int, stack: ExitStack, seconds_built: float, timer: Timer | None
-) -> bool:
+def _train(run: Run, last: int, stack: ExitStack, built: float, timer: Timer | None) -> bool:
     job = run.job
     state = run.state
     engine = run.engine
@@ -139,7 +137,7 @@ def _train(
         began = time.monotonic()
         engine.compile(job.task.prepare(engine, job.sample, UpdateRequest()))
         traced = f"traced in {time.monotonic() - began:.1f} s"
-    print_line(f"built in {seconds_built:.1f} s; {traced}")
+    print_line(f"built in {built:.1f} s; {traced}")
     batches = read_ahead(job.stream, state.step, last)
     forecast = _forecast(run)
     if engine.asks_before_each_micro_batch:

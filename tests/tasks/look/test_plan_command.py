@@ -10,7 +10,8 @@ from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.parse.load import configs_folder, load
+from bert_cli.config.shipped import configs_folder
+from bert_cli.parse.load import load
 from bert_cli.planning.memory import estimate
 
 BASE = ["plan", "pretrain", "--config", "pretrain_base_128_phase1"]
