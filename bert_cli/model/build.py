@@ -10,7 +10,6 @@ import inspect
 import math
 import pkgutil
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Unpack
 
 import keras
@@ -22,7 +21,6 @@ from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.model.arithmetic.operations import PLAIN, Operations
 from bert_cli.model.arithmetic.parts import Arguments, Block
-from bert_cli.processes import cpu_count
 
 # Standard deviation of a standard normal variable truncated at two, by integration.
 TRUNCATED_DEVIATION = 0.8796
@@ -95,10 +93,8 @@ def build_block(
         value = initial_value(seed, path, weights[path].shape, deviation)
         return value * factors[path].deviation if factors else value
 
-    # NumPy draws without Python's lock: 1.0 s for BERT-base on two cores instead of 1.5.
-    with ThreadPoolExecutor(cpu_count()) as pool:
-        for weight, value in zip(weights.values(), pool.map(value_of, weights), strict=True):
-            weight.assign(value)
+    for path, weight in weights.items():
+        weight.assign(value_of(path))
     return block
 
 

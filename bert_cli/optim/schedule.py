@@ -42,9 +42,11 @@ def learning_rate(
     ConfigError for a maximum below the minimum.
     """
     if not MINIMUM <= max_learning_rate < math.inf:
-        problem = f"is not a number of at least {MINIMUM}, the smallest learning rate"
-        where = f"learning_rate.max_learning_rate ({max_learning_rate})"
-        raise ConfigError(where, problem, "raise it")
+        raise ConfigError(
+            f"learning_rate.max_learning_rate ({max_learning_rate})",
+            f"is not a number of at least {MINIMUM}, the smallest learning rate",
+            "raise it",
+        )
     fall = FALLS[name]
 
     def value(step: int) -> float:

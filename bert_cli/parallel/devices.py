@@ -70,9 +70,11 @@ def device_memory(kind: str, processes: "Processes") -> int:
         # The driver counts in MiB. Of unequal GPUs the smallest decides, since all get the same layout.
         return min(int(line) for line in done.stdout.split()) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        problem = f"does not report the memory of the GPUs ({error})"
-        remedy = "set pipeline_stages instead of parallel.layout auto"
-        raise DeviceError("nvidia-smi", problem, remedy) from error
+        raise DeviceError(
+            "nvidia-smi",
+            f"does not report the memory of the GPUs ({error})",
+            "set pipeline_stages instead of parallel.layout auto",
+        ) from error
 
 
 def part_of_gpus(gpus: list[T], processes: "Processes") -> list[T]:

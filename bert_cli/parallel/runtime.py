@@ -135,8 +135,9 @@ def divide_devices(
     local = layout.replicas // processes.count
     each = layout.devices_of_replica
     if len(names) < local * each:
-        where = f"layout ({count(local, 'replica')} x {count(each, 'device')} in this process)"
-        problem = f"needs {count(local * each, kind)}, but finds {len(names)}"
-        remedy = "pass --parallel.layout auto to choose one that fits, with the same numbers"
-        raise DeviceError(where, problem, remedy)
+        raise DeviceError(
+            f"layout ({count(local, 'replica')} x {count(each, 'device')} in this process)",
+            f"needs {count(local * each, kind)}, but finds {len(names)}",
+            "pass --parallel.layout auto to choose one that fits, with the same numbers",
+        )
     return tuple(tuple(names[r * each : (r + 1) * each]) for r in range(local))

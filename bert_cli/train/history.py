@@ -168,15 +168,10 @@ def held_out(metrics: Metrics) -> dict[str, float]:
 
 def runs_below(folder: Path) -> Iterator[Run]:
     """Yield the runs in a folder and below it by their names, without hidden folders and links."""
-    if is_run(folder):
-        yield Run(folder)
-    paths: list[Path] = []
-    with suppress(OSError):  # not readable, or removed meanwhile
-        paths = sorted(folder.iterdir())
-    for path in paths:
-        is_hidden = path.name.startswith(".") or CHECKPOINT.fullmatch(path.name)
-        if not is_hidden and path.is_dir() and not path.is_symlink():
-            yield from runs_below(path)
+    for path, folders, _ in os.walk(folder):  # over what is not readable, or removed meanwhile
+        folders[:] = sorted(n for n in folders if n[0] != "." and not CHECKPOINT.fullmatch(n))
+        if is_run(Path(path)):
+            yield Run(Path(path))
 
 
 def is_run(folder: Path) -> bool:
@@ -194,9 +189,11 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
     for folder in folders:
         below = [Run(folder)] if is_run(folder) else list(runs_below(folder))
         if not below:
-            problem = f"contains no run with {METRICS}" if folder.is_dir() else "no such folder"
-            remedy = "use the --save-ckpt-path of a run, which `bert runs` lists"
-            raise DataError(f"{where} ({folder})", problem, remedy)
+            raise DataError(
+                f"{where} ({folder})",
+                f"contains no run with {METRICS}" if folder.is_dir() else "no such folder",
+                "use the --save-ckpt-path of a run, which `bert runs` lists",
+            )
         for run in below:
             if runs.setdefault(run.folder.resolve(), run) is not run:
                 raise DataError(f"{where} ({run.folder})", "is named twice", "name each run once")

@@ -51,9 +51,11 @@ class Batching:
         size = self.micro_batch_size
         if step < 1 or step % (size * self.world_size):
             processes = count(self.world_size, "process")
-            problem = f"cannot be divided among {processes} with micro_batch_size {size}"
-            remedy = "change one of these numbers"
-            raise ConfigError(f"global_batch ({count(step, 'example')} a step)", problem, remedy)
+            raise ConfigError(
+                f"global_batch ({count(step, 'example')} a step)",
+                f"cannot be divided among {processes} with micro_batch_size {size}",
+                "change one of these numbers",
+            )
 
     def sample_indices(self, step: int) -> Ints64:
         """Return the sample indices of this process in a step."""
@@ -166,9 +168,11 @@ class ExampleStream(Stream):
         """Examples of each source in a block."""
         for source, weight, quota in zip(sources, weights, self.quotas, strict=True):
             if quota == 0:
-                problem = f"is too small: the corpus gets no example in {LONGEST_BLOCK}"
-                where = f"dataset_dir (weight {weight:g} of {source.folder})"
-                raise ConfigError(where, problem, "raise the weight or leave the corpus out")
+                raise ConfigError(
+                    f"dataset_dir (weight {weight:g} of {source.folder})",
+                    f"is too small: the corpus gets no example in {LONGEST_BLOCK}",
+                    "raise the weight or leave the corpus out",
+                )
         self.batching = batching
         self.folder: Path | None = sources[0].folder
         """With the tokenizer of the examples; None for synthetic ones."""

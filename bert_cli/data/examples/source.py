@@ -132,9 +132,11 @@ class Records:
         )  # fmt: skip
         for name, value, stored, option, fits in sizes:
             if value != stored and not (self.is_dynamic and fits):
-                problem = f"the {corpus['masking']} records in {self.folder} have {stored}"
-                remedy = f"use {stored}, or records made with `bert tokenize {option}`"
-                raise DataError(f"{name} ({value})", problem, remedy)
+                raise DataError(
+                    f"{name} ({value})",
+                    f"the {corpus['masking']} records in {self.folder} have {stored}",
+                    f"use {stored}, or records made with `bert tokenize {option}`",
+                )
 
 
 def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Ints64, Ints64]:

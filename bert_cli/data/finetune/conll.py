@@ -135,9 +135,11 @@ def _rows_of(
         columns = columns or max(2, len(cells))
         where = f"{path} (line {number})"
         if len(cells) != columns or not cells[0] or not is_label:
-            problem = f"'{' '.join(cells)}' is not a line of {columns} columns, from a word to a BIO label"
-            remedy = "fix the line; labels are O, B-type or I-type: convert other schemes to BIO"
-            raise DataError(where, problem, remedy)
+            raise DataError(
+                where,
+                f"'{' '.join(cells)}' is not a line of {columns} columns, from a word to a BIO label",
+                "fix the line; labels are O, B-type or I-type: convert other schemes to BIO",
+            )
         if not sentence:
             rows.append(sentence)
             documents.append(remarks[DOCUMENTS])

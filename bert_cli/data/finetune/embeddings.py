@@ -291,9 +291,11 @@ def _settings(path: Path) -> JSONObject:
 
 
 def _refusal(path: Path, entry: str, value: object) -> CheckpointError:
-    problem = "is not applied by this tool, and the vectors depend on it"
-    remedy = "use another model, or correct or remove the entry if the vectors may lack it"
-    return CheckpointError(f"{path} ({entry} {value!r})", problem, remedy)
+    return CheckpointError(
+        f"{path} ({entry} {value!r})",
+        "is not applied by this tool, and the vectors depend on it",
+        "use another model, or correct or remove the entry if the vectors may lack it",
+    )
 
 
 def _read(path: Path, kind: type[Value]) -> Value:

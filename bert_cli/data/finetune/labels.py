@@ -5,7 +5,7 @@ A model's folder has what its held-out texts have chosen in decision.json.
 Shapes: n texts, L labels.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,7 +28,6 @@ BINS = 15  # of equal width, of probabilities
 LEVELS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 RARE = 0.2  # of the share that a label has where all are equally frequent
 ClassWeights = Literal["balanced"] | Mapping[str, float]
-CELLS_AT_ONCE = 1 << 20  # logits: copies of all of them would need several times their memory
 
 
 class Decision(BaseModel):
@@ -165,16 +164,10 @@ def expit(logits: Floats) -> Floats:
     return values
 
 
-def of_rows(function: Callable[..., Floats], *columns: Array) -> Floats:
-    """Return the values [n] of a function of columns [n, L] and [n], computed from a few rows at a time."""
-    size = max(1, CELLS_AT_ONCE // columns[0].shape[1])
-    parts = (slice(begin, begin + size) for begin in range(0, len(columns[0]), size))
-    return np.concatenate([function(*(column[part] for column in columns)) for part in parts])
-
-
 def confidences(logits: Floats, temperature: float = 1.0) -> Floats:
     """Return the probability of the most probable label of each text [n]."""
-    return of_rows(lambda part: softmax(part / np.float32(temperature), 1).max(1), logits)
+    highest: Floats = softmax(logits / np.float32(temperature), 1).max(1)
+    return highest
 
 
 def best_temperature(logits: Floats, labels: Array) -> float:
@@ -189,12 +182,8 @@ def best_temperature(logits: Floats, labels: Array) -> float:
     from scipy.special import logsumexp
 
     def loss(logarithm: float) -> float:
-        def losses(logits: Floats, labels: Array) -> Floats:
-            scaled = logits.astype(np.float64) / np.exp(logarithm)
-            cross_entropies: Floats = logsumexp(scaled, 1) - scaled[np.arange(len(labels)), labels]
-            return cross_entropies
-
-        return float(np.mean(of_rows(losses, logits, labels)))
+        scaled = logits.astype(np.float64) / np.exp(logarithm)
+        return float(np.mean(logsumexp(scaled, 1) - scaled[np.arange(len(labels)), labels]))
 
     optimum = minimize_scalar(loss, bounds=BOUNDS, method="bounded", options={"xatol": 1e-9})
     return float(np.exp(optimum.x))

@@ -89,9 +89,11 @@ def _divided(rows: Rows, fraction: float, divide: Callable[[Ints], Ints]) -> Int
         is_small = np.bincount(groups).max() <= (1 - fraction) * len(rows)
         if (parts >= 0).any() and (is_small or keys is None):
             return parts
-    remedy = "use more examples, or a validation file"
-    problem = "no label has two different texts, so none can be held out"
-    raise DataError("train_file", problem, remedy)
+    raise DataError(
+        "train_file",
+        "no label has two different texts, so none can be held out",
+        "use more examples, or a validation file",
+    )
 
 
 def _held_out(strata: Ints, fraction: float, seed: int, owner: Ints) -> Ints:

@@ -168,9 +168,11 @@ def read_table(
     lists = [row.labels for row in rows]
     is_alone = label_names is None and not any(len(labels) > 1 for labels in lists)
     if any(lists) and label_separator is not None and is_alone:
-        problem = "does not separate labels: no text has two"
-        remedy = "do not set it, or set another"
-        raise DataError(f"{path}: label_separator ('{label_separator}')", problem, remedy)
+        raise DataError(
+            f"{path}: label_separator ('{label_separator}')",
+            "does not separate labels: no text has two",
+            "do not set it, or set another",
+        )
     columns = label_columns if len(label_columns) > 1 else ()
     if not columns and (marked := from_columns(lists, len(label_names or ()))):
         columns = [str(number) for number in range(len(lists[0]))]
@@ -184,9 +186,11 @@ def read_table(
     names = tuple(label_names or columns or sorted_labels(word for _, word in words))
     # A classifier of one label is right without a model.
     if len(names) < 2:
-        remedy = "use a file with two labels or more, or another --label-column"
-        problem = f"has one label, '{names[0]}'" if names else "has no label in any row"
-        raise DataError(f"{path} ({label_columns[0]})", problem, remedy)
+        raise DataError(
+            f"{path} ({label_columns[0]})",
+            f"has one label, '{names[0]}'" if names else "has no label in any row",
+            "use a file with two labels or more, or another --label-column",
+        )
     numbers: Labels = label_numbers(words, names)
     if rows[0].is_list:
         # 0 and 1 [n, L] from the numbers of all texts in a row.

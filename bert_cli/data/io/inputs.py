@@ -17,7 +17,7 @@ from typing import NamedTuple
 from bert_cli.data.io.documents import marked_lines, recognise_lines, sample_of
 from bert_cli.data.io.files import DOCUMENTS, Part, Reading, format_by_name, recognise
 from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
-from bert_cli.data.io.wrapping import CUT, MISSING, NUMBERED, TWO_COLUMNS
+from bert_cli.data.io.wrapping import CUT, MISSING, TWO_COLUMNS
 from bert_cli.errors import ConfigError, DataError, logger
 from bert_cli.files import is_utf8, report_failure
 from bert_cli.text import count
@@ -28,8 +28,6 @@ TABLE = {"json-lines", "csv", "tsv", "parquet"}
 # Setting -> the formats that it applies to.
 APPLIES = {"text_field": TABLE, "documents": {"plain"}, "line_breaks": {"plain", "pdf", *TABLE}}
 CURES = {
-    NUMBERED: "they stay in the text, and no lines are joined; if they are no part of it, remove them, as with "
-    "sed -E 's/^ *[0-9]+//'",
     TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
     CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
     MISSING: "if these are pictures, recognise their text first, as with `ocrmypdf --skip-text IN.pdf OUT.pdf`",
@@ -75,12 +73,7 @@ class LeftOut:
         """Print how many files were left out, and the first ones: texts and documents, which a person can mend."""
         ranks: dict[str | None, int] = {"plain": 0, **dict.fromkeys(DOCUMENTS, 1)}
         paths = sorted(self.problems, key=lambda path: ranks.get(format_by_name(path), 2))
-        # A .json is rather a file of settings than one of texts in a field of another name.
-        lines: list[str] = []
-        for path in paths[:NAMED]:
-            error = self.problems[path]
-            is_setting = path.suffix == ".json"
-            lines.append(f"{error.where}: {error.problem}" if is_setting else str(error))
+        lines = [str(self.problems[path]) for path in paths[:NAMED]]
         suffixes = Counter(path.suffix or "without a suffix" for path in paths[NAMED:])
         if suffixes:
             counts = ", ".join(f"{number:,} {suffix}" for suffix, number in suffixes.most_common())
@@ -139,9 +132,11 @@ def refuse_without_effect(parts: Sequence[Part], names: Collection[str]) -> None
     formats = {part.format for part in parts}
     for name in sorted(APPLIES.keys() & names):
         if not APPLIES[name] & formats:
-            problem = f"has no effect, the input is {', '.join(sorted(formats))}"
-            remedy = "leave it out, or pass the format of the files as --input-format"
-            raise ConfigError(f"--{name.replace('_', '-')}", problem, remedy)
+            raise ConfigError(
+                f"--{name.replace('_', '-')}",
+                f"has no effect, the input is {', '.join(sorted(formats))}",
+                "leave it out, or pass the format of the files as --input-format",
+            )
 
 
 def report_joined_lines(

@@ -170,9 +170,11 @@ class RecordFiles:
             return
         at = tuple(wrong[0])
         highest = np.broadcast_to(limit, values.shape)[at]
-        problem = f"{column} has {values[at].item()}, which is outside 0 to {highest}"
-        remedy = "make the records again, with the vocabulary in their folder"
-        raise DataError(self._name(int(records[at[0]])), problem, remedy)
+        raise DataError(
+            self._name(int(records[at[0]])),
+            f"{column} has {values[at].item()}, which is outside 0 to {highest}",
+            "make the records again, with the vocabulary in their folder",
+        )
 
     def _name(self, record: int) -> str:
         path = self._paths[int(np.searchsorted(self._ends, record, side="right"))]

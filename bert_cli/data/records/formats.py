@@ -107,9 +107,11 @@ def dynamic_lengths(frame_bytes: Ints, longest: int, token_bytes: int = 2) -> In
     lengths: Ints32 = table[np.where(inside, frame_bytes, 0)]
     if len(lengths) and int(lengths.min()) < 1:
         size = frame_bytes[int(np.argmin(lengths))]
-        problem = f"does not have the size of a dynamic record of up to {longest} tokens"
-        remedy = "run `bert index`, and if that does not help make the records again"
-        raise DataError(f"records (a frame of {size} bytes)", problem, remedy)
+        raise DataError(
+            f"records (a frame of {size} bytes)",
+            f"does not have the size of a dynamic record of up to {longest} tokens",
+            "run `bert index`, and if that does not help make the records again",
+        )
     return lengths
 
 
@@ -158,9 +160,11 @@ def parse_static(
             counts = np.array([len(payload) / 4 for payload in lists])
         if len(rows := np.flatnonzero(counts != lengths[name])):
             sizes = f"S {sequence_length}, P {predictions}"
-            problem = f"is not a static record of {sizes} ({name} has another length)"
-            remedy = "use the lengths that the records were made with"
-            raise DataError(where(int(rows[0])), problem, remedy)
+            raise DataError(
+                where(int(rows[0])),
+                f"is not a static record of {sizes} ({name} has another length)",
+                "use the lengths that the records were made with",
+            )
         values: Array = numbers.clip(-LARGEST, LARGEST).astype(np.int32)
         if is_float:
             values = np.frombuffer(b"".join(lists), "<f4").astype(np.float32)

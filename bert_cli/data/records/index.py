@@ -49,9 +49,11 @@ def record_files(folder: Path) -> list[Path]:
     """Return the record files below a folder, ordered by name; hidden folders hold partial shards."""
     paths = visible_files(folder, "*.tfrecord")
     if not paths:
-        problem = "holds no .tfrecord files" if folder.is_dir() else "does not exist"
-        remedy = "use a folder of records, and unpack those that are compressed"
-        raise DataError(f"folder ({folder})", problem, remedy)
+        raise DataError(
+            f"folder ({folder})",
+            "holds no .tfrecord files" if folder.is_dir() else "does not exist",
+            "use a folder of records, and unpack those that are compressed",
+        )
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 
@@ -97,9 +99,11 @@ def write_index(path: Path) -> int:
             length = tfrecord.FRAME_BYTES + (payload or 0)
             if payload is None or offset + length > size:
                 refuse_compressed(path)
-                problem = "no record starts here, or the record is truncated"
-                where = f"{path} (byte {offset} of {size})"
-                raise DataError(where, problem, "make or copy the file again, it is damaged")
+                raise DataError(
+                    f"{path} (byte {offset} of {size})",
+                    "no record starts here, or the record is truncated",
+                    "make or copy the file again, it is damaged",
+                )
             out.write(b"%d %d\n" % (offset, length))
             offset += length
             file.seek(length - tfrecord.HEAD_BYTES, os.SEEK_CUR)
@@ -220,9 +224,11 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
     count = len(vocabulary.pieces)
     if ids[0] != cls or ids.max() >= count:
         first = f"the first record starts with id {ids[0]} and has ids up to {ids.max()}"
-        problem = f"is not the vocabulary of {path}: {first}, but [CLS] has id {cls} of {count}"
-        remedy = "use the vocabulary that the records were made with"
-        raise DataError(f"vocab ({vocab})", problem, remedy)
+        raise DataError(
+            f"vocab ({vocab})",
+            f"is not the vocabulary of {path}: {first}, but [CLS] has id {cls} of {count}",
+            "use the vocabulary that the records were made with",
+        )
     vocabulary.save(folder)
     sizes = {"sequence_length": length, "mask_tokens": predictions}
     return describe(vocabulary, masking="static", **sizes)

@@ -72,9 +72,11 @@ def vocabulary_of(name: str, *, cased: bool, pairs: bool) -> Vocabulary:
     """Return the vocabulary of records. Raises ConfigError for one that suits neither the case nor sentence pairs."""
     vocabulary = find_vocabulary(name, cased=cased)
     if pairs and vocabulary.notation is BYTE_LEVEL:
-        where = f"nsp (true, with the vocabulary {name})"
-        problem = f"models with {BYTE_LEVEL.name} have no sentence pairs"
-        raise ConfigError(where, problem, "pass --no-nsp")
+        raise ConfigError(
+            f"nsp (true, with the vocabulary {name})",
+            f"models with {BYTE_LEVEL.name} have no sentence pairs",
+            "pass --no-nsp",
+        )
     return vocabulary
 
 
@@ -126,10 +128,11 @@ def plan_groups(text: Sentences, *, pairs: bool = True) -> tuple[list[Shard], li
 def _check_documents(number: int, parts: Sequence[Part]) -> None:
     """Raise DataError for a group of fewer than two documents, which cannot make pairs."""
     if number < 2:
-        where = f"{_span(parts)} ({count(number, 'document')} in the group)"
-        problem = "a random next sentence must come from another document"
-        remedy = "join the file to another, separate documents by blank lines, or pass --no-nsp"
-        raise DataError(where, problem, remedy)
+        raise DataError(
+            f"{_span(parts)} ({count(number, 'document')} in the group)",
+            "a random next sentence must come from another document",
+            "join the file to another, separate documents by blank lines, or pass --no-nsp",
+        )
 
 
 def _span(parts: Sequence[Part]) -> str:

@@ -198,9 +198,11 @@ class Index:
             raise ConfigError(f"top ({top})", "is less than 1", "set 1 or more")
         with self.snapshot():
             if self.embed and half != "words" and self._weights != self.weights:
-                problem = "the index has vectors of another model since it was opened"
-                remedy = "open it again (start `bert serve` again), or ask by words"
-                raise ConfigError("meaning", problem, remedy)
+                raise ConfigError(
+                    "meaning",
+                    "the index has vectors of another model since it was opened",
+                    "open it again (start `bert serve` again), or ask by words",
+                )
             inside = f"SELECT 1 FROM places WHERE {INSIDE} LIMIT 1"
             if asked.folder and self._value(inside, asked.folder) is None:
                 otherwise = "take one from the name of a document"

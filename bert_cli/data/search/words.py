@@ -136,9 +136,11 @@ def parse(question: str) -> Question:
         problem = f"has {len(question):,} characters, more than {LONGEST_QUESTION:,}"
         raise ConfigError("question", problem, "ask a shorter one")
     if question.count('"') % 2:
-        problem = "has a quotation mark without its other"
-        remedy = "end the phrase with it, or leave it out"
-        raise ConfigError(f"question ({question!r})", problem, remedy)
+        raise ConfigError(
+            f"question ({question!r})",
+            "has a quotation mark without its other",
+            "end the phrase with it, or leave it out",
+        )
     text = OPERATOR.sub(r"\g<exact>", question)
     if not any(unicodedata.category(letter)[0] in "LMNS" for letter in text):
         raise no_word(question)

@@ -80,9 +80,11 @@ def download(step: Step, language: str, date: str) -> None:
                 logger.info(f"download: {target} is here and verified (nothing to do)")
                 return
             if _sha1(target) != listed:
-                problem = f"exists, but its SHA-1 is not the listed {listed}"
-                remedy = "remove it and run the command again"
-                raise DataError(f"download ({target})", problem, remedy)
+                raise DataError(
+                    f"download ({target})",
+                    f"exists, but its SHA-1 is not the listed {listed}",
+                    "remove it and run the command again",
+                )
             _write_manifest(step, target, listed, "", 0, started)
             return
         day = name.removeprefix(f"{wiki}-").removesuffix(f"-{KIND}")
@@ -94,9 +96,11 @@ def download(step: Step, language: str, date: str) -> None:
         sha1 = _sha1(part)
         if sha1 != listed:
             part.unlink()
-            problem = f"SHA-1 is {sha1}, the server lists {listed} for {name}"
-            remedy = "the received file was removed; check the network and run the command again"
-            raise DataError(f"download ({url})", problem, remedy)
+            raise DataError(
+                f"download ({url})",
+                f"SHA-1 is {sha1}, the server lists {listed} for {name}",
+                "the received file was removed; check the network and run the command again",
+            )
         os.replace(part, target)
     _write_manifest(step, target, sha1, url, received, started)
 
@@ -114,9 +118,11 @@ def _listed(client: "httpx2.Client", wiki: str, date: str) -> tuple[str, str]:
     pattern = rf"^([0-9a-f]{{40}}) [ *]({re.escape(wiki)}-{day}-{re.escape(KIND)})\s*$"
     match = re.search(pattern, text, re.MULTILINE)
     if match is None:
-        problem = f"lists no {KIND}; this dump may not be finished yet"
-        remedy = f"choose an earlier --date from {SERVER}/{wiki}/"
-        raise DataError(f"download ({url})", problem, remedy)
+        raise DataError(
+            f"download ({url})",
+            f"lists no {KIND}; this dump may not be finished yet",
+            f"choose an earlier --date from {SERVER}/{wiki}/",
+        )
     return match[2], match[1]
 
 
@@ -131,11 +137,11 @@ def _transfer(client: "httpx2.Client", url: str, part: Path) -> int:
                 return  # nothing is missing; the SHA-1 shows whether it is the file
             begin = response.headers.get("Content-Range", "bytes 0-")
             if not begin.startswith(f"bytes {earlier}-"):
-                problem = f"the answer does not continue {part}"
-                remedy = (
-                    "check the network and run the command again, or remove that file to start over"
+                raise DataError(
+                    f"download ({url})",
+                    f"the answer does not continue {part}",
+                    "check the network and run the command again, or remove that file to start over",
                 )
-                raise DataError(f"download ({url})", problem, remedy)
             missing = int(response.headers.get("Content-Length", 0))
             bar.total = earlier + missing or None
             logger.info(plan_disk_space("download", 1, missing, earlier, part.parent, "file"))

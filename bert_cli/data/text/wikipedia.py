@@ -155,9 +155,11 @@ class Dump:
             if len(rest) > LARGEST_PAGE:  # of a full history
                 rest = bytearray(_with_newest_revision(bytes(rest)))
             if len(rest) > LARGEST_PAGE:
-                problem = f"page {count + 1} has no end within {LARGEST_PAGE >> 20} MiB"
-                remedy = "it is not a MediaWiki dump, or it is damaged; download it again"
-                raise DataError(f"dump ({self.path})", problem, remedy)
+                raise DataError(
+                    f"dump ({self.path})",
+                    f"page {count + 1} has no end within {LARGEST_PAGE >> 20} MiB",
+                    "it is not a MediaWiki dump, or it is damaged; download it again",
+                )
         is_last = self._stop == self.path.stat().st_size
         if not is_last and rest.strip():
             problem = f"a bzip2 stream ends within a page, at byte {self._stop:,}"
@@ -176,9 +178,11 @@ class Dump:
                 break
         begin = text.find(b"<page>")
         if begin < 0 or b"<mediawiki" not in text[:begin]:
-            problem = f"is not a MediaWiki dump ({', '.join(self.notes) or 'no <mediawiki> with a <page>'})"
-            remedy = "use a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst"
-            raise DataError(f"dump ({self.path})", problem, remedy)
+            raise DataError(
+                f"dump ({self.path})",
+                f"is not a MediaWiki dump ({', '.join(self.notes) or 'no <mediawiki> with a <page>'})",
+                "use a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst",
+            )
         return text[:begin], text[begin:]
 
     def _unpacked(self) -> Iterator[bytes]:

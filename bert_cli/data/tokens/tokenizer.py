@@ -143,9 +143,11 @@ def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
     known: set[str] = set()
     for line, piece in enumerate(pieces, 1):
         if not piece or piece in known:
-            problem = f"{piece!r} is blank or a duplicate, so its id would have no piece"
-            remedy = f"write [unused{line - 1}] there, which leaves all other ids as they are"
-            raise DataError(f"vocabulary ({path}, line {line})", problem, remedy)
+            raise DataError(
+                f"vocabulary ({path}, line {line})",
+                f"{piece!r} is blank or a duplicate, so its id would have no piece",
+                f"write [unused{line - 1}] there, which leaves all other ids as they are",
+            )
         known.add(piece)
     _check_special(f"vocabulary ({path})", known)
     return Vocabulary(path, pieces, digest)
@@ -171,9 +173,8 @@ def vocabulary_bytes(path: Path) -> tuple[bytes, Notation]:
             # BERT strips accents by default where it lower-cases; both are the same vocabulary.
             is_default = name == "strip_accents" and actual == (not normalization.cased)
             if name != "vocab" and actual != value and not is_default:
-                where = f"{path} ({part}.{name})"
                 problem = f"is {actual!r}, but BERT has {value!r}"
-                raise DataError(where, problem, "use a BERT model's vocabulary")
+                raise DataError(f"{path} ({part}.{name})", problem, "use a BERT model's vocabulary")
     if sorted(pieces.values()) != [*range(len(pieces))]:
         raise DataError(f"{path} (model.vocab)", "has ids without a piece", COPY_AGAIN)
     text = "".join(f"{piece}\n" for piece in sorted(pieces, key=pieces.__getitem__))
@@ -347,13 +348,15 @@ class TokenizerFolder:
         for token in self.added_tokens:
             number = library.token_to_id(token.content)
             if token.id != number:
-                where = f"{self.folder} (added token {token.content!r}, id {token.id})"
-                problem = f"the ids of added tokens have a gap, so it would get the id {number}"
-                raise DataError(where, problem, COPY_AGAIN)
+                raise DataError(
+                    f"{self.folder} (added token {token.content!r}, id {token.id})",
+                    f"the ids of added tokens have a gap, so it would get the id {number}",
+                    COPY_AGAIN,
+                )
         return library, notation
 
     def _from_vocabulary(self) -> "Tokenizer":
-        """Return the tokenizer of vocab.txt, with the fingerprint of the tokenizer.json that `_to_json` makes of it."""
+        """Return the tokenizer of vocab.txt; its fingerprint is that of what `for_model` makes."""
         from tokenizers import decoders
 
         vocabulary = read_vocabulary(self.folder / VOCAB_FILE)
@@ -362,12 +365,6 @@ class TokenizerFolder:
         library = library_tokenizer(vocabulary.ids, normalization)
         library.decoder = decoders.WordPiece(prefix="##")
         return library
-
-    def _to_json(self) -> bytes:
-        """Return the tokenizer.json of vocab.txt, with the special tokens as other programs add them."""
-        library = self._from_vocabulary()
-        library.add_special_tokens([*SPECIAL_TOKENS])
-        return frame_texts(library.to_str().encode(), SPECIAL_TOKENS)
 
     @cached_property
     def added_tokens(self) -> list[AddedToken]:
@@ -379,9 +376,11 @@ class TokenizerFolder:
             entries += [config.get(key) for key in TOKEN_LISTS]
         for content in contents(entries):
             if content not in known:
-                where = f"{self.folder} (added token {content!r})"
-                remedy = "make it by AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) in transformers"
-                raise DataError(where, f"is not in a {TOKENIZER_FILE}", remedy)
+                raise DataError(
+                    f"{self.folder} (added token {content!r})",
+                    f"is not in a {TOKENIZER_FILE}",
+                    "make it by AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) in transformers",
+                )
         return [token for token in tokens if token.content not in self.special_tokens]
 
     @property
@@ -393,8 +392,8 @@ class TokenizerFolder:
         # transformers writes 10**30 where there is no limit.
         if not isinstance(longest, int | float) or not 1 <= longest < math.inf:
             where = f"{self.folder / CONFIG_FILE} (model_max_length)"
-            problem = f"is {longest!r}"
-            raise DataError(where, problem, "write it as a number of tokens, or leave it out")
+            remedy = "write it as a number of tokens, or leave it out"
+            raise DataError(where, f"is {longest!r}", remedy)
         return int(longest)
 
     def for_model(self, shape: BertConfig, *, fills_masks: bool) -> dict[str, bytes]:
@@ -409,7 +408,10 @@ class TokenizerFolder:
         if not files:
             return {}
         if TOKENIZER_FILE not in files and VOCAB_FILE in files:
-            files[TOKENIZER_FILE] = self._to_json()
+            library = self._from_vocabulary()
+            # As other programs add them.
+            library.add_special_tokens([*SPECIAL_TOKENS])
+            files[TOKENIZER_FILE] = frame_texts(library.to_str().encode(), SPECIAL_TOKENS)
         if shape.type_vocab_size > 1 and self.special_tokens is ROBERTA_TOKENS:
             # RoBERTa joins two texts by two separators, this tool as BERT.
             files[TOKENIZER_FILE] = frame_texts(files[TOKENIZER_FILE], self.special_tokens)

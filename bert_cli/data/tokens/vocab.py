@@ -90,9 +90,11 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
             raise _wrong_case(name, cased, problem)
     if added := tokenizer.TokenizerFolder(path.parent).added_tokens:
         listed = ", ".join(token.content for token in added[:3])
-        problem = f"has {count(len(added), 'added token')} ({listed}), which records cannot contain"
-        remedy = f"use a copy of its {tokenizer.VOCAB_FILE} in a folder without its other files"
-        raise DataError(f"vocabulary ({name})", problem, remedy)
+        raise DataError(
+            f"vocabulary ({name})",
+            f"has {count(len(added), 'added token')} ({listed}), which records cannot contain",
+            f"use a copy of its {tokenizer.VOCAB_FILE} in a folder without its other files",
+        )
     return replace(vocabulary, normalization=Normalization.of(config, cased=cased))
 
 
@@ -116,9 +118,11 @@ def _download(name: str) -> Path:
     except Exception as error:  # the hub's client raises a dozen kinds
         first = error.__cause__ or error  # that of the connection
         reason = f"{type(first).__name__}: {str(first).strip().splitlines()[0]}"
-    problem = f"no such file or folder here, and the Hugging Face hub has no {tokenizer.VOCAB_FILE} ({reason})"
-    remedy = "check the name and the network, or use the path of a vocab.txt"
-    raise DataError(f"vocabulary ({name})", problem, remedy)
+    raise DataError(
+        f"vocabulary ({name})",
+        f"no such file or folder here, and the Hugging Face hub has no {tokenizer.VOCAB_FILE} ({reason})",
+        "check the name and the network, or use the path of a vocab.txt",
+    )
 
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:

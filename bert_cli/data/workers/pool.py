@@ -43,9 +43,11 @@ def run_in_processes(step: str, works: Iterable[Work], convert: Convert, process
     except BrokenProcessPool:
         started = [work.shard for work in running.values() if (work.folder / "out").exists()]
         names = ", ".join(shard.output.as_posix() for shard in started) or "before the first shard"
-        problem = "a worker process was killed, usually because memory ran out"
-        remedy = "run the command again with fewer --processes; it keeps what is finished"
-        raise DataError(f"{step} ({names})", problem, remedy) from None
+        raise DataError(
+            f"{step} ({names})",
+            "a worker process was killed, usually because memory ran out",
+            "run the command again with fewer --processes; it keeps what is finished",
+        ) from None
     finally:
         write_end.close()  # kills the workers that are still busy
         pool.shutdown(cancel_futures=True)

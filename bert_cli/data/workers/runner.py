@@ -99,9 +99,11 @@ class OutputFolder:
             if was.get(name) != now.get(name)
         )
         if changes and any(self.done.rglob("*.shard")):
-            problem = f"holds shards made with other settings ({changes})"
-            remedy = "use the same settings, move the folder away, or choose another"
-            raise DataError(f"out ({self.out})", problem, remedy)
+            raise DataError(
+                f"out ({self.out})",
+                f"holds shards made with other settings ({changes})",
+                "use the same settings, move the folder away, or choose another",
+            )
         return True
 
     def completed(self) -> tuple[int, int]:
@@ -149,9 +151,11 @@ class OutputFolder:
         inputs = names[0] if len(names) == 1 else f"{len(names)} files, {names[0]} to {names[-1]}"
         # A hidden folder belongs to the step that contains it.
         root = self.out.parent if self.out.name.startswith(".") else self.out
-        problem = f"was made from inputs ({inputs}) that have changed since"
-        remedy = f"move {root} away, or choose another folder (names, sizes and modification times are compared)"
-        return DataError(str(self.out / marker.output), problem, remedy)
+        return DataError(
+            str(self.out / marker.output),
+            f"was made from inputs ({inputs}) that have changed since",
+            f"move {root} away, or choose another folder (names, sizes and modification times are compared)",
+        )
 
     def commit(self, work: Work, stats: Stats) -> None:
         """Rename the files of a shard to their final paths, its output last, and write its marker."""
@@ -192,9 +196,11 @@ class OutputFolder:
         total = sum((marker.stats for marker in markers), Stats(notes=tuple(notes)))
         if not total.counts().get(self.step.counted):
             details = "".join(f" ({note})" for note in total.notes[:2])
-            problem = f"no {self.step.counted} in {count(len(markers), 'shard')}{details}"
-            remedy = f"check that the input is what `bert {self.step.name}` reads"
-            raise DataError(f"{self.step.name} ({self.out})", problem, remedy)
+            raise DataError(
+                f"{self.step.name} ({self.out})",
+                f"no {self.step.counted} in {count(len(markers), 'shard')}{details}",
+                f"check that the input is what `bert {self.step.name}` reads",
+            )
         different = sum(marker.versions != self.versions for marker in markers)
         note = f"{different} shards were made with other versions of the packages"
         return total + Stats(notes=(note,)) if different else total

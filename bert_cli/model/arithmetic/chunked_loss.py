@@ -59,7 +59,7 @@ def chunked_loss(
         state = _forward(x_MD, table_VD, bias_V, labels_M, chunks)
         log_sum_M = state.largest + ops.log(state.exponentials)
         loss = ops.sum((log_sum_M - state.label_score) * weights_M)
-        correct = ops.sum(ops.cast(ops.equal(state.best, labels_M), "float32") * weights_M)
+        correct = ops.sum(float32(ops.equal(state.best, labels_M)) * weights_M)
 
         def gradient(loss_gradient: Tensor, correct_gradient: Tensor) -> Gradients:
             scale_M = weights_M * loss_gradient
@@ -75,7 +75,7 @@ def _forward(
     x_MD: Tensor, table_VD: Tensor, bias_V: Tensor, labels_M: Tensor, chunks: int
 ) -> RowState:
     zeros_M = ops.zeros_like(labels_M)
-    zeros32_M = ops.cast(zeros_M, "float32")
+    zeros32_M = float32(zeros_M)
     # Made from the labels, because their number may be known only when the graph runs.
     state = RowState(zeros32_M - float("inf"), zeros32_M, zeros32_M, zeros_M)
     for start, end in chunk_ranges(table_VD.shape[0], chunks):
@@ -118,7 +118,7 @@ def _backward(
 ) -> Gradients:
     """Return the gradients of x, table and bias; a score has the gradient scale * (probability - 1 at the label)."""
     # Summed over chunks in float32: in float16 each of up to V / W additions would round.
-    x_gradient_MD = ops.zeros_like(ops.cast(x_MD, "float32"))
+    x_gradient_MD = ops.zeros_like(float32(x_MD))
     table_gradients: list[Tensor] = []
     bias_gradients: list[Tensor] = []
     for start, end in chunk_ranges(table_VD.shape[0], chunks):

@@ -158,9 +158,11 @@ def check_trained_with(described: Mapping[str, object], scaling: str | None, whe
     # Without scaling any checkpoint can be used: it has the weights of a plain BERT.
     trained = described.get("scaling")
     if scaling not in (None, trained):
-        problem = f"the weights of {where} were trained with {trained or 'no scaling'}"
-        remedy = "leave out --scaling, or start from weights that were trained with it"
-        raise ConfigError(f"scaling ({scaling})", problem, remedy)
+        raise ConfigError(
+            f"scaling ({scaling})",
+            f"the weights of {where} were trained with {trained or 'no scaling'}",
+            "leave out --scaling, or start from weights that were trained with it",
+        )
 
 
 def folded(weights: Mapping[str, Any], table: Table, power: int = 1) -> dict[str, Any]:

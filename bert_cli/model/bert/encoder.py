@@ -20,6 +20,7 @@ from bert_cli.model.arithmetic.fused import (
     dropout,
     dropout_seed,
     exact_matmul,
+    float32,
     matmul,
 )
 from bert_cli.model.arithmetic.parts import Block, Columns, Key, Layer
@@ -163,8 +164,8 @@ def attention_bias(batch: Columns) -> Tensor:
     if "position_ids" in batch:
         # Numbers of sequences, and 0 for padding: a position reads the positions with its own number.
         is_other_BSS = ops.not_equal(mask_B1S, ops.swapaxes(mask_B1S, 1, 2))
-        return (ops.cast(is_other_BSS, "float32") * MASKED_SCORE)[:, None]
-    return (1.0 - ops.cast(mask_B1S, "float32"))[:, None] * MASKED_SCORE
+        return (float32(is_other_BSS) * MASKED_SCORE)[:, None]
+    return (1.0 - float32(mask_B1S))[:, None] * MASKED_SCORE
 
 
 class GatherPositions(Block):
@@ -211,15 +212,15 @@ class MeanPooling(Block):
 
     def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
         """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D] in float32, for packs [B * C, 1, D]."""
-        hidden = ops.cast(hidden, "float32")
+        hidden = float32(hidden)
         if "next_sentence_positions" not in batch:
-            mask_BS1 = ops.cast(batch["input_mask"], "float32")[:, :, None]
+            mask_BS1 = float32(batch["input_mask"])[:, :, None]
             return ops.sum(hidden * mask_BS1, 1, keepdims=True) / ops.sum(
                 mask_BS1, 1, keepdims=True
             )
         # `input_mask` numbers the texts of a pack from 1.
         numbers_C1 = ops.arange(1, 1 + batch["next_sentence_positions"].shape[1])[:, None]
-        is_in_BCS = ops.cast(ops.equal(numbers_C1, batch["input_mask"][:, None]), "float32")
+        is_in_BCS = float32(ops.equal(numbers_C1, batch["input_mask"][:, None]))
         # A pack may have fewer texts.
         sizes_BC1 = ops.maximum(ops.sum(is_in_BCS, 2, keepdims=True), 1.0)
         means_BCD = exact_matmul(is_in_BCS / sizes_BC1, hidden)

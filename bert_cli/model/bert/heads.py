@@ -82,7 +82,7 @@ class MaskedLM(ScoresWords):
     def sums(self, x_BPD: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
         """Return `loss_sums` for `masked_lm_*` [B, P]; with several chunks, not all scores are computed at once."""
         labels = columns["masked_lm_ids"]
-        weights = ops.reshape(ops.cast(columns["masked_lm_weights"], "float32"), (-1,))
+        weights = ops.reshape(float32(columns["masked_lm_weights"]), (-1,))
         # All scores at once are [M, V] in float32: 78 MB for 32 examples of 20 masked positions and BERT's 30,522
         # tokens.
         if self.chunks == 1:
@@ -171,7 +171,7 @@ class QuestionAnswering(Head):
 
     def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return half the cross entropies of start and end; labels are positions [B], 0 for no answer."""
-        padding_BS1 = (1.0 - ops.cast(labels["input_mask"], "float32"))[:, :, None] * MASKED_SCORE
+        padding_BS1 = (1.0 - float32(labels["input_mask"]))[:, :, None] * MASKED_SCORE
         logits_BS2 = self.logits(hidden, key) + padding_BS1
         sums_of_ends = []
         for number, name in enumerate(("start", "end")):
@@ -198,7 +198,7 @@ class Classifier(Head):
     def logits(self, hidden: Tensor, key: Key) -> Tensor:
         """[..., D] -> [..., L] in float32."""
         seed = dropout_seed(key, self.dropout_id)
-        hidden = dropout(ops.cast(hidden, "float32"), self.config.hidden_dropout_prob, seed)
+        hidden = dropout(float32(hidden), self.config.hidden_dropout_prob, seed)
         return self.classifier(ops.cast(hidden, self.compute_dtype))
 
 
@@ -222,7 +222,7 @@ class SequenceClassification(Classifier):
         """Return the cross entropy with `labels`, or with one output the squared error."""
         logits = self.logits(hidden, key)
         if self.labels == 1:
-            error_B = logits[:, 0] - ops.cast(labels["labels"], "float32")
+            error_B = logits[:, 0] - float32(labels["labels"])
             losses_B = ops.square(error_B)
             if "teacher_logits" in labels:
                 weight_B = labels["teacher_weight"]
@@ -254,7 +254,7 @@ class TokenClassification(Classifier):
 
     def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return the cross entropy with `labels` [B, S] where `label_weights` [B, S] is 1."""
-        weights = ops.cast(labels["label_weights"], "float32")
+        weights = float32(labels["label_weights"])
         loss, correct = task_sums(self.logits(hidden, key), labels["labels"], weights, labels)
         return loss / counts["words"], {"loss": loss, "correct": correct}
 
@@ -282,7 +282,7 @@ class SentenceEmbedding(Head):
 
     def logits(self, hidden: Tensor, key: Key) -> Tensor:
         """[B, 1, D] -> the vectors [B, D] in float32."""
-        return ops.cast(hidden[:, 0], "float32")
+        return float32(hidden[:, 0])
 
     def call(self, hidden: Tensor, labels: Columns, counts: Columns, key: Key) -> Loss:
         """Return the product of vectors and `vector_gradients` [B, D], and the sums of two columns [B].
@@ -306,7 +306,7 @@ class SentenceEmbedding(Head):
         return loss, {"loss": ops.sum(labels["losses"]), "correct": ops.sum(labels["is_correct"])}
 
     def _loss_of_prefixes(self, vectors_BD: Tensor, labels: Columns, counts: Columns) -> Loss:
-        masks_KD = ops.cast(labels["is_in_prefix"], "float32")
+        masks_KD = float32(labels["is_in_prefix"])
         parts = [
             self._contrastive_loss(vectors_BD * masks_KD[prefix], labels, counts)
             for prefix in range(masks_KD.shape[0])
@@ -329,8 +329,8 @@ class SentenceEmbedding(Head):
         loss, _ = loss_sums(scores, positives, None)
         # As in `contrastive_loss`, a positive with the score of another candidate is not correct.
         positive_scores = ops.take_along_axis(scores, positives[:, None], axis=1)
-        rivals = ops.sum(ops.cast(scores >= positive_scores, "float32"), axis=1)
-        correct = ops.sum(ops.cast(ops.equal(rivals, 1.0), "float32"))
+        rivals = ops.sum(float32(scores >= positive_scores), axis=1)
+        correct = ops.sum(float32(ops.equal(rivals, 1.0)))
         # Each text counts with the loss of its row.
         sums = {"loss": loss * texts.shape[1], "correct": correct * texts.shape[1]}
         return sums["loss"] / counts["examples"], sums
@@ -395,7 +395,7 @@ def loss_sums(logits: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[T
     logits = ops.reshape(logits, (-1, logits.shape[-1]))
     labels = ops.cast(ops.reshape(labels, (-1,)), "int32")
     losses = ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-    correct = ops.cast(ops.equal(argmax(logits), labels), "float32")
+    correct = float32(ops.equal(argmax(logits), labels))
     if weights is not None:
         weights = ops.reshape(weights, (-1,))
         losses = losses * weights

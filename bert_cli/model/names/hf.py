@@ -202,9 +202,11 @@ def config_of(described: JSONObject, *, where: str = "config.json") -> BertConfi
     """
     for name in SWITCHES:
         if described.get(name):
-            problem = "makes it another model than an encoder of this tool"
-            remedy = "use another model, or correct it if the weights were trained without"
-            raise CheckpointError(f"{where} ({name} {described[name]!r})", problem, remedy)
+            raise CheckpointError(
+                f"{where} ({name} {described[name]!r})",
+                "makes it another model than an encoder of this tool",
+                "use another model, or correct it if the weights were trained without",
+            )
     kind = described.get("model_type", "bert")
     if kind not in ARCHITECTURES:
         known = ", ".join((*ARCHITECTURES, *published.TYPES))

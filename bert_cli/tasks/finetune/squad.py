@@ -79,8 +79,7 @@ def _read(
     print_line(
         f"{which}: {count(len(questions), 'question')} in {count(len(windows.features), 'window')}"
     )
-    too_long = squad_windows.long_answers(questions, windows, settings.max_answer_length)
-    for remark in (*remarks, *windows.remarks, *too_long):
+    for remark in (*remarks, *windows.remarks):
         print_line(f"  {remark}")
     return questions, windows
 

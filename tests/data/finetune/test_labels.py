@@ -134,17 +134,6 @@ def test_the_temperature_is_that_of_pytorch(too_sure):
     assert best == pytest.approx(float(torch.exp(logarithm.detach())), rel=1e-5)
 
 
-def test_texts_are_computed_a_few_at_a_time_with_equal_results(monkeypatch):
-    logits, labels = drawn_answers(400)
-
-    def results():
-        return of_texts.best_temperature(logits, labels), *of_texts.confidences(logits, 1.7)
-
-    at_once = results()
-    monkeypatch.setattr(of_texts, "CELLS_AT_ONCE", 28)
-    assert results() == at_once
-
-
 def test_few_texts_or_texts_without_an_error_choose_no_temperature():
     logits, labels = drawn_answers(of_texts.LEAST)
     assert of_texts.best_temperature(logits, labels) != 1.0

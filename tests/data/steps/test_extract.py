@@ -120,11 +120,6 @@ def test_a_page_that_cannot_be_converted_is_left_out_counted_and_named(tmp_path,
     assert re.search(note, capsys.readouterr().out)
 
 
-def test_pages_that_only_include_others_are_named(tmp_path, capsys):
-    run(dump(tmp_path / "dump.xml", page(1, "A", "") + page(2, "B", "{{x}}")), tmp_path / "out")
-    assert "none of its 2 pages has text, only templates" in capsys.readouterr().out
-
-
 def test_a_page_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(wikipedia, "LARGEST_PAGE", 1 << 16)
     (tmp_path / "dump.xml").write_text(HEADER + page(1, "A", "text") + "<page>" + "x" * (1 << 17))
