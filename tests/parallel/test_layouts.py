@@ -55,7 +55,8 @@ UNIT = {
     "scaling": "unit",
     "bert_config": {"initializer_range": 0.02},
     "optimizer_opts": {
-        "name": "AdamW", "learning_rate": {"max_learning_rate": 0.05}, "max_gradient_norm": None
+        "name": "AdamW", "learning_rate": {"max_learning_rate": 0.05}, "max_gradient_norm": None,
+        "epsilon": 1e-3,  # a gradient near zero is rounding, which 1e-6 would make a step of full size
     },
 }  # fmt: skip
 DECAY = {"optimizer_opts": BASE["optimizer_opts"] | {"layer_decay": 0.5}}
