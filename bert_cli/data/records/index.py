@@ -19,12 +19,7 @@ from bert_cli.data.io.files import compression_of
 from bert_cli.data.io.inputs import visible_files
 from bert_cli.data.io.manifest import checksums, known_checksums
 from bert_cli.data.records import tfrecord
-from bert_cli.data.records.corpus import (
-    CORPUS,
-    OFFSETS,
-    read_corpus,
-    refuse_unfinished,
-)
+from bert_cli.data.records.corpus import CORPUS, OFFSETS, refuse_unfinished
 from bert_cli.data.records.formats import STATIC_FEATURES, find_features, parse_static, token_bytes
 from bert_cli.data.tokens import tokenizer
 from bert_cli.data.tokens.notation import WORDPIECE
@@ -129,11 +124,11 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     corpus |= {key: description[key] for key in DESCRIPTION if key in description}
     fingerprint = _fingerprint(corpus, files, digests)
     corpus |= {"files": files, "records": records, "fingerprint": fingerprint}
-    sums = checksums(folder, [file["name"] for file in files], before)
-    for file, checksum in zip(files, sums, strict=True):
-        file["crc32c"] = checksum["crc32c"]
     copied = [name for name in (OFFSETS, *tokenizer.FILES) if (folder / name).is_file()]
-    corpus["other_files"] = checksums(folder, copied, {})
+    sums = checksums(folder, [file["name"] for file in files] + copied, before)
+    for file in files:
+        file["crc32c"] = sums.pop(0)["crc32c"]
+    corpus["other_files"] = sums
     write_json_atomically(folder / CORPUS, corpus)
     return corpus
 
@@ -186,12 +181,8 @@ def describe(vocabulary: Vocabulary, **values: object) -> JSONObject:
     }
 
 
-def description_of(folder: Path, vocab: str | None) -> JSONObject:
-    """Return the description of the records from corpus.json, else from the first record and the vocabulary."""
-    refuse_unfinished(folder)
-    if not (folder / CORPUS).exists():
-        return _describe_foreign(folder, vocab)
-    corpus = read_corpus(folder)
+def description_of(folder: Path, corpus: JSONObject, vocab: str | None) -> JSONObject:
+    """Return the description of the records from corpus.json, whose vocabulary `vocab` has to be."""
     if vocab is not None and _find_vocabulary(vocab).sha256 != corpus["vocab_sha256"]:
         problem = "is not the vocabulary that the records were made with"
         raise DataError(f"vocab ({vocab})", problem, "leave it out")
@@ -200,12 +191,13 @@ def description_of(folder: Path, vocab: str | None) -> JSONObject:
     return {key: corpus[key] for key in DESCRIPTION if key in corpus}
 
 
-def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
+def describe_foreign(folder: Path, paths: Sequence[Path], vocab: str | None) -> JSONObject:
     """Describe another tool's records by their first record; write the vocabulary into their folder."""
+    refuse_unfinished(folder)
     if vocab is None:
         problem = "has no corpus.json, so another tool made its records"
         raise DataError(f"folder ({folder})", problem, "pass their vocabulary: --vocab vocab.txt")
-    path = max(record_files(folder), key=lambda path: path.stat().st_size > 0)  # the first of these
+    path = max(paths, key=lambda path: path.stat().st_size > 0)  # the first of these
     refuse_compressed(path)
     with path.open("rb") as file:
         head = file.read(tfrecord.HEAD_BYTES)
@@ -229,9 +221,10 @@ def _describe_foreign(folder: Path, vocab: str | None) -> JSONObject:
             f"is not the vocabulary of {path}: {first}, but [CLS] has id {cls} of {count}",
             "use the vocabulary that the records were made with",
         )
-    vocabulary.save(folder)
     sizes = {"sequence_length": length, "mask_tokens": predictions}
-    return describe(vocabulary, masking="static", **sizes)
+    description = describe(vocabulary, masking="static", **sizes)
+    vocabulary.save(folder)
+    return description
 
 
 def _find_vocabulary(name: str) -> Vocabulary:

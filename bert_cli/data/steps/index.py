@@ -21,11 +21,13 @@ def run(settings: IndexSettings) -> None:
     folder = settings.folder
     processes = settings.processes
     paths = index.record_files(folder)
-    description = index.description_of(folder, settings.vocab)
-    if settings.check and (folder / CORPUS).exists():
+    if (folder / CORPUS).exists():
         before = read_corpus(folder)
-        files = [*before["other_files"], *before["files"]]
+        description = index.description_of(folder, before, settings.vocab)
+        files = [*before["other_files"], *before["files"]] if settings.check else []
         check_checksums(folder, files, f"run `bert index {folder}`")
+    else:
+        description = index.describe_foreign(folder, paths, settings.vocab)
     stale = [path for path in paths if index.read_index(path) is None]
     # Threads, because the time is spent reading, during which other threads run.
     read = run_in_threads("index", size_of(stale), index.write_index, stale, processes)
