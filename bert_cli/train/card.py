@@ -16,50 +16,11 @@ from bert_cli.model.names import hf
 from bert_cli.text import count
 
 CARD = "README.md"
+TEMPLATE = Path(__file__).with_name("card.md")
 TRAINING = "## Training\n"
 THRESHOLDS = "## Thresholds\n"
 CALIBRATION = "## Calibration\n"
 BASELINES = "## Baselines on the same held-out examples\n"
-# Task -> the code that runs the model.
-CODE = {
-    "question-answering": """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("."{options})
-model = AutoModelForQuestionAnswering.from_pretrained("."{options})
-inputs = tokenizer("Who was it?", "It was Ada.", return_tensors="pt")
-outputs = model(**inputs)
-first, last = outputs.start_logits.argmax(), outputs.end_logits.argmax()
-print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))""",
-    "sentence-similarity": """from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("."{options})
-vectors = model.encode(["a query", "a text that may answer it"])
-print(model.similarity(vectors, vectors))""",
-}
-ANY_TASK = """from transformers import pipeline
-
-run = pipeline("{task}", model="."{options}{all})
-print(run("{text}"))"""
-ENCODE = """from transformers import AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("."{options})
-inputs = tokenizer("{text}", return_tensors="np")
-"""
-# Format of an export -> the code that runs the tokenizer's inputs.
-RUNTIMES = {
-    "onnx": """import onnxruntime
-
-session = onnxruntime.InferenceSession("model.onnx")
-print(session.run(None, dict(inputs)))""",
-    "tflite": """import tensorflow as tf
-
-run = tf.lite.Interpreter("model.tflite").get_signature_runner()
-print(run(**{{name: ids.astype("int32") for name, ids in inputs.items()}}))""",
-    "saved-model": """import tensorflow as tf
-
-run = tf.saved_model.load(".").signatures["serving_default"]
-print(run(**{{name: tf.constant(ids, tf.int32) for name, ids in inputs.items()}}))""",
-}
 
 
 def model_card(
@@ -72,6 +33,8 @@ def model_card(
     license_id: str | None = None,
 ) -> str:
     """Return the card of a model with this config.json; its code opens it there, by the runtime of an export."""
+    from jinja2 import Environment
+
     shape = hf.config_of(config)
     name = str(config["architectures"][0])
     head = head_of_class(name)
@@ -79,31 +42,23 @@ def model_card(
     task = head.task
     if task == "embed":
         task = "sentence-similarity" if is_embedding else "feature-extraction"
-    code = ENCODE + RUNTIMES[runtime] if runtime in RUNTIMES else CODE.get(task, ANY_TASK)
-    code = code.format(
+    library = "sentence-transformers" if is_embedding else "transformers"
+    environment = Environment(trim_blocks=True, lstrip_blocks=True)
+    text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        name=name,
         task=task,
+        shape=shape,
+        count=count,
+        parameters=parameters,
+        labels=config.get("id2label"),
+        license_id=license_id,
+        library=library if runtime == "hf" else runtime,
+        runtime=runtime,
         options=", trust_remote_code=True" if hf.class_files(shape, head) else "",
         all=", top_k=None" if config.get("problem_type") == SEVERAL_LABELS else "",
         text="A [MASK] in a text." if head.fills_masks else "A text.",
     )
-    library = "sentence-transformers" if is_embedding else "transformers"
-    entries = {
-        "license": license_id,
-        "library_name": library if runtime == "hf" else runtime,
-        "pipeline_tag": task,
-        "tags": f"[{shape.architecture}]",
-    }
-    front = "".join(f"{key}: {value}\n" for key, value in entries.items() if value)
-    labels = ", ".join(f"`{label}`" for label in (config.get("id2label") or {}).values())
-    summary = (
-        f"A {name} for {task} with {parameters:,} parameters: "
-        f"{count(shape.num_hidden_layers, 'layer')} of hidden size {shape.hidden_size} with "
-        f"{count(shape.num_attention_heads, 'attention head')}, a vocabulary of "
-        f"{shape.vocab_size:,} pieces, at most {shape.max_position_embeddings} tokens in a text."
-    )
-    use = f"## Use\n\n```python\n{code}\n```"
-    parts = [f"---\n{front}---", f"# {name}", summary, labels and f"Labels: {labels}", use]
-    return "\n\n".join(part.strip() for part in [*parts, *sections] if part) + "\n"
+    return "\n\n".join(part.strip() for part in [text, *sections] if part) + "\n"
 
 
 def training_section(state: JSONObject) -> str:
