@@ -43,7 +43,7 @@ def text(language, wikitext, **more):
         ("ko", "{{인용문|글}} {{llang|en|wood}}", "글 wood"),
         ("ca", "{{cita|Un text.}} al {{segle|XX}}", "Un text. al segle XX"),
         ("vi", "{{liên kết ngôn ngữ|Rừng|en|Wood}} {{chuyển đổi|5|km|mi}}", "Rừng 5 km"),
-        ("hi", "{{convert|5|km|mi}} {{lang|en|wood}}", "5 km wood"),
+        ("hi", "{{convert|5|km|mi}} {{lang|en|wood}} {{chem|H|2|O}}", "5 km wood H2O"),
     ],
 )  # fmt: skip
 def test_templates_of_the_largest_wikipedias_are_filled(language, wikitext, expected):
