@@ -7,7 +7,6 @@ only the number of replicas is chosen.
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import groupby
 
 from bert_cli.config.training import GlobalBatch, Order, TrainSettings, short
 from bert_cli.errors import ConfigError
@@ -246,12 +245,7 @@ def describe_layout(order: TrainSettings) -> list[str]:
     ]
     if len(stages) > 1:
         devices = range(max(mapping) + 1)
-        words = []
-        for blocks, group in groupby(devices, lambda device: blocks_on(stages, mapping, device)):
-            first, *rest = group
-            name = f"devices {first} to {rest[-1]}" if rest else f"device {first}"
-            words.append(f"{name}: {blocks}")
-        lines.append("; ".join(words))
+        lines.append("; ".join(f"device {n}: {blocks_on(stages, mapping, n)}" for n in devices))
         lines.append(f"devices are idle for {idle(order):.1%} of a step")
     if batch.replicas > 1:
         often = "micro-batch" if parallel.shard_weights else "step"

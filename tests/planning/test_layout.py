@@ -96,7 +96,10 @@ def test_the_busiest_device_sets_the_pace_of_a_shipped_layout_and_a_proposal_is_
     assert 0.15 < idle(as_shipped) < 0.25
     lines = layout.describe_layout(as_shipped)
     assert lines[0].startswith("layout: 4 replicas x 4 devices, recomputes each layer, about ")
-    assert lines[1] == "device 0: emb | enc_out pool heads; devices 1 to 3: hid*4"
+    assert (
+        lines[1]
+        == "device 0: emb | enc_out pool heads; device 1: hid*4; device 2: hid*4; device 3: hid*4"
+    )
     even = propose(as_shipped, 4, 2 * GB)
     assert len(estimate(even)) == 2 and idle(even) < 0.1
 

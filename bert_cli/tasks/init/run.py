@@ -116,10 +116,9 @@ def program() -> str:
     """Return the command that starts this `bert` in a shell: its name if it is on PATH, else its path."""
     path = Path(sys.executable).with_name("bert")
     on_path = shutil.which("bert")
-    if not path.exists() or (on_path and Path(on_path).resolve() == path.resolve()):
+    if not path.exists() or (on_path and Path(on_path).samefile(path)):
         return "bert"
-    is_below = path.is_relative_to(Path.cwd())
-    return shlex.quote(str(path.relative_to(Path.cwd()) if is_below else path))
+    return shlex.quote(str(path))
 
 
 def report(chosen: Recipe) -> str:

@@ -35,7 +35,7 @@ def run(settings: EvaluateSettings) -> None:
     folder = model if (model / SETTINGS).is_file() else model.parent
     kind = history.Run(folder).kind
     if kind != "pretrain":
-        problem = "is not a run of pretrain" if kind == "?" else f"is a run of {kind}"
+        problem = "is not a run of pretrain"
         remedy = (
             "use a run of `bert pretrain`; the command of another run scores with --no-do-training"
         )

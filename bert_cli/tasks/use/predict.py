@@ -126,11 +126,10 @@ def prepare(settings: PredictSettings) -> Prediction:
         remedy = "pass a TEXT with which to compare the texts of --input"
         raise ConfigError("text", "is missing", remedy)
     problem_type = source.described.get("problem_type") or SINGLE_LABEL
-    if settings.none_below is not None and problem_type != SINGLE_LABEL:
-        problem = f"has no effect on a model for {problem_type}"
-        raise ConfigError(f"none_below ({settings.none_below})", problem, "leave it out")
-    if settings.none_below is not None and NONE in (source.label_names or ()):
-        problem = f"answers '{NONE}', which is also a label of {source.folder}"
+    if settings.none_below is not None and (
+        problem_type != SINGLE_LABEL or NONE in (source.label_names or ())
+    ):
+        problem = f"needs a model for {SINGLE_LABEL} without a label '{NONE}'"
         raise ConfigError(f"none_below ({settings.none_below})", problem, "leave it out")
     defaults = task_class.read_defaults(source, settings)
     longest = min(positions, defaults.pop("max_seq_length", positions))

@@ -185,5 +185,5 @@ def test_a_model_without_one_probable_label_or_with_a_damaged_temperature_is_ref
     described["problem_type"] = "multi_label_classification"
     (copied / "config.json").write_text(json.dumps(described))
     assert main(["predict", str(copied), "good", "--none-below", "0.5"]) == 2
-    assert "none_below (0.5): has no effect on a model for multi_label" in capsys.readouterr().err
+    assert "none_below (0.5): needs a model for single_label" in capsys.readouterr().err
     assert "labels" in bert("predict", copied, "good").last

@@ -126,8 +126,6 @@ def test_commands_name_the_program_that_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
-    assert run.program() == ".venv/bin/bert"
-    monkeypatch.chdir("/usr")
     assert run.program() == str(programs / "bert")
     monkeypatch.setenv("PATH", str(programs), prepend=":")
     assert run.program() == "bert"

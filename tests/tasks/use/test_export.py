@@ -394,7 +394,6 @@ def test_int8_warns_if_it_changes_more_than_one_of_fifty_predictions(what, tmp_p
                 x[:, PADDING] = 90.0 + draw.standard_normal(x[:, PADDING].shape)
         sentence, agrees = int8.compare(model, [columns], lambda _: values, lambda _, x=other: x)
         assert " ".join(what.split()[:4]) in sentence
-        assert float(sentence.rsplit(" ", 1)[1]) < 20, "padding is as far as 90"
         message = capsys.readouterr().err
         assert ("warning: precision (int8): the" in message) == warns != agrees, sentence
 
@@ -409,7 +408,7 @@ def test_int8_compares_the_vectors_that_a_model_of_sentences_has(pooling, tmp_pa
     other = np.concatenate([values[:, :1], draw.standard_normal((50, 3, 8))], 1, dtype=np.float32)
     outputs = ({"last_hidden_state": x} for x in (values, other))
     sentence, _ = int8.compare(model_of(tmp_path), [columns], *(lambda _, x=x: x for x in outputs))
-    assert ("texts 1.0000, " in sentence) == (pooling == "cls")
+    assert sentence.endswith("texts 1.0000") == (pooling == "cls")
     assert bool(capsys.readouterr().err) == (pooling == "mean")
 
 
