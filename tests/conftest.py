@@ -32,7 +32,7 @@ LONGEST_FIRST = (
     "embed_teacher", "stored_models", "several_labels", "processes", "corpora", "jax_mesh", "few", "card",
     "beside_pytorch", "schedules", "embed", "average", "runtimes", "byte_level_model", "wrapping", "init", "bench",
     "data", "launch", "slurm", "trackers", "documents", "embed_loss", "mistakes", "runner", "preprocess", "duplicates",
-    "own_text", "imports", "torture",
+    "own_text", "imports", "torture", "properties", "refused_files",
 )  # fmt: skip
 """Files that take more than 5 s of a core, longest first, without `test_`. `--fast` leaves them out."""
 
@@ -129,6 +129,12 @@ def pytest_collection_finish() -> None:
         tf.config.set_logical_device_configuration(cpu, [one] * LOGICAL_DEVICES)
         # A thread for every stage of every replica, and some to spare.
         tf.config.threading.set_inter_op_parallelism_threads(2 * LOGICAL_DEVICES)
+
+
+@pytest.fixture(scope="session")
+def pins() -> dict[str, Any]:
+    """Values and digests that may change only as `test_pins` says."""
+    return json.loads(Path(__file__).with_name("pins.json").read_text())
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,6 @@ from support.corpora import (
 
 from bert_cli.config.data import IndexSettings
 from bert_cli.data.examples.inspect import unmasked
-from bert_cli.data.examples.source import Packs, shortest_pack_first
 from bert_cli.data.records.formats import (
     STATIC_FEATURES,
     dynamic_payloads,
@@ -186,38 +185,6 @@ def test_a_million_records_give_their_first_batch_within_two_seconds_of_a_core(t
 
 
 # --- packs
-
-
-def one_by_one(lengths, longest, most):
-    """Return how many packs shortest pack first makes over sequences and not over a histogram."""
-    packs: list[list[int]] = []
-    for length in sorted(lengths, reverse=True):
-        fits = [p for p in packs if len(p) < most and sum(p) + length <= longest]
-        if fits:
-            min(fits, key=sum).append(length)
-        else:
-            packs.append([length])
-    return len(packs)
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 60])
-def test_a_histogram_is_packed_as_its_sequences_would_be_one_by_one(most):
-    for seed in range(6):
-        rng = np.random.default_rng(seed)
-        longest = int(rng.integers(8, 60))
-        lengths = rng.integers(1, longest + 1, int(rng.integers(1, 400)))
-        _, counts = shortest_pack_first(np.bincount(lengths, minlength=longest + 1), most)
-        assert int(counts.sum()) == one_by_one(lengths.tolist(), longest, most)
-
-
-def test_some_packs_are_pinned():
-    """Which records share an example is part of every run on packs that was ever started.
-
-    Only a change that says so in the changelog, and makes such runs refuse to resume, may change these numbers.
-    """
-    packs = Packs(np.arange(100) * 7 % 10 + 30, 128, 3, seed=1984)
-    records = packs.records(np.array([0, 11, 22, 33]), np.full(4, 2)).tolist()
-    assert records == [[27, 77, 7], [98, 38, 48], [9, 89, 69], [70, -1, -1]]
 
 
 def test_a_pack_has_room_for_the_predictions_of_its_sequences():

@@ -4,10 +4,10 @@ from itertools import count
 
 import numpy as np
 import pytest
+from support.contents import put
 from support.metrics import values
 
 from bert_cli.data.finetune import conll
-from bert_cli.errors import DataError
 from bert_cli.statistics import identify
 
 PIECES = [
@@ -22,21 +22,18 @@ def tokenizer(tokenizer_of):
     return tokenizer_of(PIECES)
 
 
-def put(folder, text):
-    path = folder / "dev.txt"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
-
-
 def test_words_and_labels_are_the_first_and_the_last_column(tmp_path):
     text = "\ufeffJohann NNP I-NP B-PER\nlives VBZ I-VP O\t\n\n \t\n"
     text += "York  NNP I-NP  B-LOC\r\n. . O O"
     for end in ("", "\n\n\n"):
-        result = conll.read_conll(put(tmp_path, text + end))
+        result = conll.read_conll(put(tmp_path / "dev.txt", text + end))
         assert result.words == [["Johann", "lives"], ["York", "."]]
         assert result.labels == [[3, 0], [1, 0]]
         assert result.label_names == NAMES and result.remarks == {}
-    given = conll.read_conll(put(tmp_path, text), NAMES[::-1])
+    assert (
+        conll.read_conll(put(tmp_path / "dev.txt", "a O\n"), NAMES).label_names == NAMES
+    )  # to score
+    given = conll.read_conll(put(tmp_path / "dev.txt", text), NAMES[::-1])
     assert given.label_names == NAMES[::-1] and given.labels == [[1, 4], [3, 4]]
 
 
@@ -56,7 +53,7 @@ def test_separators_document_marks_and_comments(tmp_path):
         ("en:a O\nb O\n", [["en:a", "b"]], {}),
         ("# text = ends with O\n#\tO\n# a\tO\n", [["#", "# a"]], {conll.COMMENTS: 1}),
     ):  # fmt: skip
-        result = conll.read_conll(put(tmp_path, text), NAMES)
+        result = conll.read_conll(put(tmp_path / "dev.txt", text), NAMES)
         assert (result.words, result.remarks) == (words, remarks)
 
 
@@ -69,7 +66,7 @@ def test_separators_document_marks_and_comments(tmp_path):
     ],
 )
 def test_sentences_of_a_document_are_a_group_if_there_are_several(text, groups, tmp_path):
-    assert conll.read_conll(put(tmp_path, text)).examples.groups.tolist() == groups
+    assert conll.read_conll(put(tmp_path / "dev.txt", text)).examples.groups.tolist() == groups
 
 
 def test_words_follow_a_first_column_that_counts_them(tmp_path):
@@ -78,69 +75,34 @@ def test_words_follow_a_first_column_that_counts_them(tmp_path):
         ("0 a NN O\n1 b NN B-LOC\n\n0 c NN O\n1 d NN O\n", [["a", "b"], ["c", "d"]]),
         ("7 a O\n8 b B-LOC\n\n9 c O\n10 d O\n", [["a", "b"], ["c", "d"]]),  # rows of the file
     ):  # fmt: skip
-        result = conll.read_conll(put(tmp_path, text))
+        result = conll.read_conll(put(tmp_path / "dev.txt", text))
         assert (result.words, result.remarks) == (words, {conll.COUNTED: 2})
     # Numbers that are words.
     numbers = "1 X B-LOC\n\n1996 X O\n", "1 B-LOC\nof O\n", "3 X B-LOC\n4 X O\n\na X O\nb X O\n"
     for text in numbers:
-        assert conll.read_conll(put(tmp_path, text)).remarks == {}
-    for text, line in (
-        ("1 a B-LOC\n2 b O\n\n1 a O\n3 b O\n\n1 a O\n2 b O\n", 4),
-        ("1 O\n2 B-LOC\n", 1),
-        ("1\ta\tB-LOC\n2\t\tO\n", 2),
-    ):
-        with pytest.raises(DataError, match=rf"\(line {line}\): column 1 counts the words"):
-            conll.read_conll(put(tmp_path, text))
-
-
-def test_a_training_file_needs_an_entity_and_one_spelling_of_each_type(tmp_path):
-    nothing = r"dev\.txt: has no entity: the label in the last column"
-    other = r"\(line 2\): label 'Loc' is spelled 'LOC' in .*\(line 1\)"
-    for text, message in (
-        ("1\tThe\tO\tO\n2\tParis\tB-LOC\tO\n", nothing),
-        ("a O\n", nothing),
-        ("a B-LOC\nb B-Loc\n", other),
-    ):
-        with pytest.raises(DataError, match=message):
-            conll.read_conll(put(tmp_path, text))
-    assert conll.read_conll(put(tmp_path, "a O\n"), NAMES).label_names == NAMES  # to score
+        assert conll.read_conll(put(tmp_path / "dev.txt", text)).remarks == {}
 
 
 def test_iob1_becomes_bio_and_is_counted_and_bio_is_unchanged(tmp_path):
     # Two adjacent persons, a location after a person, a sentence that starts with I-.
     text = "a I-PER\nb I-PER\na B-PER\nb I-LOC\na O\nb I-LOC\n\na I-LOC\n"
-    result = conll.read_conll(put(tmp_path, text))
+    result = conll.read_conll(put(tmp_path / "dev.txt", text))
     assert result.names(result.labels) == [
         ["B-PER", "I-PER", "B-PER", "B-LOC", "O", "B-LOC"], ["B-LOC"],
     ]  # fmt: skip
     assert result.remarks == {conll.CONVERTED: 4}
-    result = conll.read_conll(put(tmp_path, "a B-PER\nb I-PER\nb B-PER\na O\nb B\na I\n"))
+    result = conll.read_conll(
+        put(tmp_path / "dev.txt", "a B-PER\nb I-PER\nb B-PER\na O\nb B\na I\n")
+    )
     assert result.names(result.labels) == [["B-PER", "I-PER", "B-PER", "O", "B", "I"]]
     assert result.remarks == {} and result.label_names == ("O", "B", "I", "B-PER", "I-PER")
 
 
 def test_sentences_that_repeat_an_earlier_one_are_counted(tmp_path):
-    result = conll.read_conll(put(tmp_path, "a O\nb B\n\nA O\nB B\n\nb B\n\na B\nb O\n"))
+    result = conll.read_conll(
+        put(tmp_path / "dev.txt", "a O\nb B\n\nA O\nB B\n\nb B\n\na B\nb O\n")
+    )
     assert result.remarks == {conll.REPEATED: 2}
-
-
-def test_a_broken_file_is_reported_with_its_line(tmp_path):
-    for text, message in (
-        ("a O\nb\n", r"\(line 2\): 'b' is not a line of 2 columns"),
-        ("a O\n\nNew York O\n", r"\(line 3\): 'New York O' is not"),
-        ("a\tO\n\tO\n", r"\(line 2\): ' O' is not"),
-        ("a O\nb S-PER\n", r"\(line 2\): 'b S-PER' is not .* to BIO"),
-        ("a O\nb B-\n", r"\(line 2\): 'b B-' is not"),
-        ("a O\n\nb B-PERS\n", r"\(line 3\): label 'B-PERS' is unknown; .*; did you mean 'B-PER'\?"),
-        ("-DOCSTART- -X- O O\n", "contains no sentences"),
-        (
-            '{"tokens": ["a"], "ner_tags": ["O"]}\n',
-            "is JSON, but sentences are .*; write each word",
-        ),
-        ('[{"tokens": ["a"], "ner_tags": ["O"]}]\n', "is JSON"),
-    ):
-        with pytest.raises(DataError, match=rf"dev\.txt:? ?{message}"):
-            conll.read_conll(put(tmp_path, text), NAMES)
 
 
 def sentences(*texts):

@@ -92,24 +92,6 @@ def test_long_texts_are_read_in_windows_and_short_ones_as_ever(tokenizer):
     assert again.owner.tolist() == made.owner.tolist() and again.fingerprint == made.fingerprint
 
 
-def test_a_token_counts_in_the_window_with_the_most_context():
-    draw = np.random.default_rng(3)
-    for _ in range(200):
-        lengths, room = draw.integers(0, 40, 3), int(draw.integers(1, 12))
-        stride = int(draw.integers(1, room + 1))
-        owner, first, length = features.window_spans(lengths, room, stride)
-        best = np.split(features.most_central(owner, first, length), np.cumsum(length)[:-1])
-        for text, size in enumerate(lengths):
-            windows = np.flatnonzero(owner == text)
-            assert first[windows].tolist() == [stride * n for n in range(len(windows))]
-            for token in range(size):
-                holds = [w for w in windows if first[w] <= token < first[w] + length[w]]
-                context = [min(token - first[w], first[w] + length[w] - 1 - token) for w in holds]
-                value = [100 * c + length[w] for c, w in zip(context, holds, strict=True)]
-                wins = [bool(best[w][token - first[w]]) for w in holds]
-                assert wins == [n == value.index(max(value)) for n in range(len(holds))]
-
-
 def test_a_batch_is_padded_after_each_example():
     batch = synthetic([3, 1, 4]).batch(np.array([2, 1]), 5)
     assert batch["input_ids"].tolist() == [[300, 301, 302, 303, 0], [200, 0, 0, 0, 0]]

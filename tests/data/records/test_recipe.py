@@ -151,18 +151,6 @@ def is_zero(values):
     return abs(np.mean(values)) <= 5 * np.std(values) / np.sqrt(len(values))
 
 
-def words_of(rows: Sequences) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether a position continues a word [n, S], and the pieces of the word that it begins."""
-    continues = KIND[rows.tokens] == SUFFIX
-    continues[:, 1:] &= rows.ordinary[:, :-1]
-    begins = rows.ordinary & ~continues
-    numbers = np.cumsum(begins.ravel()) - 1
-    pieces = np.bincount(numbers[rows.ordinary.ravel()])
-    sizes = np.zeros(begins.shape, int)
-    sizes[begins] = pieces
-    return continues, sizes
-
-
 # --- exact properties
 
 
@@ -180,21 +168,6 @@ def test_an_example_is_two_segments_of_words_with_as_many_masks_as_the_recipe_sa
     assert np.array_equal(rows.masked.sum(axis=1), np.clip(np.rint(0.15 * rows.lengths), 1, P))
     assert not np.any(rows.masked & ~rows.ordinary)
     assert np.array_equal(rows.shown[~rows.masked], rows.tokens[~rows.masked])
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_whole_words_are_masked_completely_and_every_one_that_fits(read, name):
-    rows = read(name, "words", "word")
-    continues, sizes = words_of(rows)
-    assert continues.sum() > ENOUGH
-    assert np.array_equal(
-        rows.masked[:, 1:][continues[:, 1:]], rows.masked[:, :-1][continues[:, 1:]]
-    )
-    wanted = np.clip(np.rint(0.15 * rows.lengths), 1, P)
-    left = wanted - rows.masked.sum(axis=1)
-    assert left.min() == 0
-    assert not np.any((sizes > 0) & (sizes <= left[:, None]) & ~rows.masked)
-    assert rows.masked.sum() > 0.98 * wanted.sum()
 
 
 @pytest.mark.parametrize("name", KINDS)

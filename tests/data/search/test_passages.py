@@ -1,8 +1,5 @@
 """Passages: whole sentences, headings with what follows them, no running heads."""
 
-import itertools
-import re
-
 import pytest
 
 from bert_cli.data.io import files
@@ -12,7 +9,6 @@ from bert_cli.data.search.passages import (
     documents_of,
     passages_of,
     running_heads,
-    width,
 )
 from bert_cli.data.text.preprocess import load_splitter
 
@@ -22,27 +18,6 @@ SENTENCE = "This sentence has some words and ends here"
 
 def passages(lines: list[str]) -> list[str]:
     return [passage.text for passage in passages_of(lines, SPLIT)]
-
-
-def test_a_passage_is_whole_sentences_up_to_a_length_and_none_overlap():
-    lines = [" ".join(f"{SENTENCE} {n}.{m}." for m in range(9)) for n in range(20)]
-    found = passages_of(lines, SPLIT)
-    text = "\n".join(lines)
-    assert len(found) > 5
-    assert all(text[p.start : p.stop] == p.text and len(p.text) <= LENGTH for p in found)
-    assert all(p.text.startswith("This") and p.text.endswith(".") for p in found)
-    assert all(text[a.stop : b.start] in (" ", "\n") for a, b in itertools.pairwise(found))
-    assert " ".join(p.text for p in found).split() == text.split()
-
-
-def test_a_sentence_that_is_longer_is_cut_at_spaces():
-    words = " ".join(f"word{n}" for n in range(500))
-    found = passages([words])
-    assert len(found) > 3 and " ".join(found).split() == words.split()
-    assert max(map(len, found)) <= LENGTH
-    letters = "".join(chr(0x4E00 + n) for n in range(2000))  # Chinese, without a full stop
-    found = passages([letters])
-    assert "".join(found) == letters and max(map(width, found)) <= LENGTH
 
 
 @pytest.mark.parametrize(
@@ -85,22 +60,6 @@ def test_running_heads_are_in_no_passage():
     assert passages(["LS(1)    page    LS(1)", *pages]) == [f"{SENTENCE} {n}." for n in range(4)]
     song = ["A river is long", "and deep", "O river", "It runs", "and runs", "O river"] * 3
     assert passages(song) == ["\n".join(song)]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Bread    2.00\nTea    3.10\nSoap    1.00\nTea    3.10",
-        "Ann Ash    London\nTea Street 1\nAnn Ash    London\nBob Birch    York",
-        "Bread    2.00\nIt is baked at night.\nTea    3.10",
-        f"# A\n* {SENTENCE}\n## B\n{SENTENCE}. {SENTENCE}.\n\tcode    x\n{'word ' * 900}end\n# C",
-        "A hash: " + "0123456789abcdef" * 8 + " and https://example.org/" + "Path2" * 20,
-    ],
-)
-def test_the_passages_of_a_document_together_are_its_text(text):
-    assert " ".join(passages(text.split("\n"))).split() == text.split()
-    found = passages_of(text.split("\n"), SPLIT)
-    assert characters_left_out(text.split("\n"), found) == 0
 
 
 def test_an_address_with_data_is_no_text_however_short():
@@ -180,14 +139,3 @@ def test_documents_of_any_format_have_their_title(tmp_path, name, content, docum
     if name == "b.csv":
         assert [document.number for document in documents_of(part, reading)] == [1, 3]
     assert found == documents
-
-
-def test_real_articles_lose_no_words(shared_data):
-    reading = files.Reading(documents="files")
-    part = files.recognise(shared_data / "text" / "extracted" / "AA" / "wiki_07", reading)
-    documents = list(documents_of(part, reading))
-    assert len(documents) > 10
-    for _, lines, *_ in documents:
-        heads = running_heads(lines)
-        kept = " ".join(line for n, line in enumerate(lines) if n not in heads)
-        assert re.findall(r"\w+", " ".join(passages(lines))) == re.findall(r"\w+", kept)

@@ -1,6 +1,5 @@
 """Duplicates: the first of equal texts is kept, over all shards; nearly equal ones are estimated."""
 
-import hashlib
 import random
 import sys
 import time
@@ -179,7 +178,6 @@ def test_signatures_are_the_same_whatever_the_lines_and_differ_for_short_texts()
         return document.hash(), document.signature()
 
     assert signed(*A) == signed("  ".join(A))
-    assert hashlib.sha256(signed(*A)[1]).hexdigest()[:16] == "152b071070af60b9"
     for text in ("短い文章です。", "two words", "ก ข"):
         pair = signed(text)[1], signed(text + " もう一つ more")[1]
         short, longer = (np.frombuffer(signature, "<u4") for signature in pair)

@@ -6,7 +6,6 @@ import pytest
 
 from bert_cli.data.text import templates
 from bert_cli.data.text.wikitext import site_of, to_lines
-from bert_cli.errors import ConfigError
 
 
 def text(language, wikitext, **more):
@@ -48,25 +47,6 @@ def text(language, wikitext, **more):
 )  # fmt: skip
 def test_templates_of_the_largest_wikipedias_are_filled(language, wikitext, expected):
     assert text(language, f"A {wikitext} b.") == [f"A {expected} b."]
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ('{"a": 1}', r"templates \(.*, 'a': 1\): is not a text; write {"),
-        ('{"a": "{1"}', r"templates \(.*, 'a': '{1'\): has a brace without its partner; write {"),
-        ('["a"]', r"rules.json: Input should be an object; write {"),
-        ('{"a": ', r"rules.json: Invalid JSON.*; write {"),
-    ],
-)
-def test_a_bad_file_of_templates_is_an_error_with_place_value_and_remedy(
-    tmp_path, content, problem
-):
-    (tmp_path / "rules.json").write_text(content)
-    with pytest.raises(ConfigError, match=problem):
-        templates.read_rules(tmp_path / "rules.json")
-    with pytest.raises(ConfigError, match=r"absent: cannot be read \(No such file"):
-        templates.read_rules(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import random
 import shutil
 
 import numpy as np
@@ -182,17 +181,6 @@ def test_a_cased_vocabulary_keeps_capitals_and_has_another_fingerprint(folder):
     assert read_tokenizer(folder).fingerprint != before
 
 
-def test_a_tokenizer_that_cannot_be_used_is_rejected(folder):
-    with pytest.raises(DataError, match=r"holds neither vocab\.txt nor tokenizer\.json"):
-        read_tokenizer(folder / "nowhere")
-    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n")
-    with pytest.raises(DataError, match=r"lacks \[MASK\]"):
-        read_tokenizer(folder)
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordPiece", "vocab": 3}}))
-    with pytest.raises(DataError, match="cannot be read"):
-        read_tokenizer(folder)
-
-
 def test_model_max_length_is_the_smaller_of_the_tokenizers_and_the_models(tmp_path):
     cases = [(128, 512, 128), (512, 128, 128), (10**30, 512, 512), (None, 512, 512)]
     for own, positions, longest in cases:
@@ -296,51 +284,10 @@ def check(vocabulary, normalization, lines, encoder=None):
 
 
 @pytest.mark.parametrize("cased", [False, True])
-def test_hard_lines_and_random_characters_are_encoded_as_the_library_does(vocabularies, cased):
+def test_hard_lines_are_encoded_as_the_library_does(vocabularies, cased):
     check(vocabularies[cased], Normalization(cased=cased), HARD)
     check(vocabularies[cased], Normalization(cased=cased), [""])
     check(vocabularies[cased], Normalization(cased=cased), [" \t ", "\x1f", "\u200b"])
-    draw = random.Random(7)
-    pool = "".join(HARD)
-    kinds = [
-        lambda: draw.choice(pool),
-        lambda: chr(draw.randrange(0x20, 0x7F)),
-        lambda: chr(draw.choice([*range(0x20), 0x7F, *range(0x80, 0xA1)])).replace("\n", ""),
-        lambda: chr(draw.randrange(0xA0, 0xD800)),
-        lambda: chr(draw.choice([*range(0xE000, 0x10000), *range(0x1F000, 0x20000)])),
-        lambda: draw.choice(" \u00a0\u2003\u3000\u200b\u200d\ufeff\u0301\u0323"),
-        lambda: " ",
-    ]
-    lines = ["".join(draw.choice(kinds)() for _ in range(draw.randrange(60))) for _ in range(2000)]
-    check(vocabularies[cased], Normalization(cased=cased), lines)
-
-
-NORMALIZATIONS = [
-    Normalization(strip_accents=False),
-    Normalization(split_chinese=False),
-    Normalization(strip_accents=False, split_chinese=False),
-    Normalization(cased=True, strip_accents=True),
-    Normalization(cased=True, split_chinese=False),
-]
-
-
-@pytest.mark.parametrize("normalization", NORMALIZATIONS, ids=lambda one: str(one.changes()))
-def test_every_normalization_is_that_of_transformers_in_the_same_folder(
-    vocabularies, tmp_path, normalization
-):
-    import transformers
-
-    vocabulary = vocabularies[True] | {"[MASK]": len(vocabularies[True])}
-    vocabulary = dict(zip(dict.fromkeys(vocabulary), range(len(vocabulary)), strict=True))
-    check(vocabulary, normalization, HARD)
-    data = "".join(f"{piece}\n" for piece in vocabulary).encode()
-    write_vocabulary(tmp_path, data, normalization)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    encoder, tokenizer = Encoder(vocabulary, normalization), read_tokenizer(tmp_path)
-    for line in HARD:
-        line = line.replace("\r", " ")
-        expected = theirs(line, add_special_tokens=False)["input_ids"]
-        assert encoder.encode(line).tokens.tolist() == expected == ids(tokenizer, line), repr(line)
 
 
 @pytest.mark.parametrize("cased", [False, True])

