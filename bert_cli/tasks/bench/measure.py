@@ -4,11 +4,11 @@ The run is an ordinary one without a folder, with a hook that times its steps. T
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
+from typing import TextIO
 
 import keras
 from keras import ops
@@ -16,7 +16,7 @@ from keras import ops
 from bert_cli.config.bench import BenchRunSettings
 from bert_cli.config.finetune import SquadSettings
 from bert_cli.config.pretrain import PretrainSettings
-from bert_cli.files import JSONObject, is_stdout
+from bert_cli.files import JSONObject
 from bert_cli.planning.flops import model_flops, shape_of
 from bert_cli.processes import print_line
 from bert_cli.tasks.finetune import squad
@@ -91,15 +91,13 @@ class Timer:
         return record
 
 
-def measure(settings: BenchRunSettings) -> JSONObject | None:
-    """Measure a run and return its metrics; None on ranks above 0. Raises SystemExit on a request to stop."""
-    json_only = is_stdout(settings.json_file)
-    with ExitStack() as stack, redirect_stdout(sys.stderr) if json_only else nullcontext():
+def measure(settings: BenchRunSettings, log: TextIO) -> JSONObject | None:
+    """Measure a run that prints to `log`; return its metrics, None on ranks above 0. Raises SystemExit on a stop."""
+    with ExitStack() as stack, redirect_stdout(log):
         job = resolve(settings, stack)
-        synchronize = runtime(settings.engine).synchronize
         warmup = settings.warmup_steps
         print_line(f"bench: {warmup} warm-up steps, then {settings.steps} measured steps")
-        timer = Timer(synchronize)
+        timer = Timer(runtime(settings.engine).synchronize)
         training.describe_run(job)
         run, finished = training.run_training(job, stack, timer, warmup + settings.steps)
         if not finished:

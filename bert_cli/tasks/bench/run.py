@@ -1,5 +1,7 @@
 """`bert bench pretrain` and `bench squad`: measure a run."""
 
+import sys
+
 from bert_cli.config.bench import BenchRunSettings
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_line, print_table, quiet_imports
@@ -10,11 +12,12 @@ def run(settings: BenchRunSettings) -> None:
     """Measure a run and print its metrics."""
     with quiet_imports():
         from bert_cli.tasks.bench.measure import measure
-    metrics = measure(settings)
+    is_json = is_stdout(settings.json_file)
+    metrics = measure(settings, sys.stderr if is_json else sys.stdout)
     if metrics is None:
         return
     output_json(settings.json_file, metrics)
-    if is_stdout(settings.json_file):
+    if is_json:
         return
     described = metrics["machine"]
     engine = metrics["settings"]["engine"]

@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import sys
-from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -220,8 +219,7 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         }
     )
     assert isinstance(trial, BenchRunSettings)
-    with redirect_stdout(io.StringIO()):
-        metrics = bench.measure(trial)
+    metrics = bench.measure(trial, io.StringIO())
     assert metrics is not None  # of a single process
     gc.collect()  # the weights of the engine that was measured
     seconds = metrics["step_seconds"]

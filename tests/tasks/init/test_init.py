@@ -289,7 +289,7 @@ def test_the_commands_keep_accents_of_other_languages_and_the_case_of_a_model(at
 def test_the_rate_and_the_spread_are_those_of_the_measured_steps(home, monkeypatch):
     metrics = {"examples_per_second": 8.0, "flops_per_second": 8e9}
     metrics["step_seconds"] = {"low": 1.0, "median": 2.0, "high": 8.0}
-    monkeypatch.setattr(measure, "measure", lambda trial: metrics)
+    monkeypatch.setattr(measure, "measure", lambda trial, log: metrics)
     monkeypatch.chdir(home)
     facts = recipe.TextFacts(1e6, 1e5, 100, {"en": 1.0}, 900.0)
     start, _ = run.find_start("model", needs_vocabulary=True)
