@@ -30,79 +30,59 @@ def test_words_and_labels_are_the_first_and_the_last_column(tmp_path):
         assert result.words == [["Johann", "lives"], ["York", "."]]
         assert result.labels == [[3, 0], [1, 0]]
         assert result.label_names == NAMES and result.remarks == {}
-    assert (
-        conll.read_conll(put(tmp_path / "dev.txt", "a O\n"), NAMES).label_names == NAMES
-    )  # to score
     given = conll.read_conll(put(tmp_path / "dev.txt", text), NAMES[::-1])
     assert given.label_names == NAMES[::-1] and given.labels == [[1, 4], [3, 4]]
 
 
-def test_separators_document_marks_and_comments(tmp_path):
-    for text, words, remarks in (
-        ("New York\tB-LOC\n10\u00a0000\tO\n\u3000\tO\n", [["New York", "10\u00a0000", "\u3000"]], {}),
-        ("10\u00a0000 O\n\u2028 B-LOC\n", [["10\u00a0000", "\u2028"]], {}),
-        ("-DOCSTART- -X- O O\n\na A B O\n-DOCSTART- -X- O O\nb A B O\n", [["a"], ["b"]], {conll.DOCUMENTS: 2}),
-        # A word that is a hash is no comment.
-        ("# id 52 domain=en\n# _ _ O\n#1 _ _ O\n# _ _ B-PER\n", [["#", "#1", "#"]], {conll.COMMENTS: 1}),
-        # MultiCoNER has tabs in its comments alone.
-        ("# id 1\tdomain=en\na _ _ O\nb _ _ B-PER\n\n# id 2\tdomain=en\nc _ _ O\n", [["a", "b"], ["c"]],
-         {conll.COMMENTS: 2}),
-        # WikiANN has its language before each word.
-        ("en:a\tO\nen::\tO\n\nen:\tB-PER\n", [["a", ":"], ["en:"]], {conll.PREFIXED: 3}),
-        ("zh-min-nan:a O\nzh-min-nan:b O\n", [["a", "b"]], {conll.PREFIXED: 2}),
-        ("en:a O\nb O\n", [["en:a", "b"]], {}),
-        ("# text = ends with O\n#\tO\n# a\tO\n", [["#", "# a"]], {conll.COMMENTS: 1}),
-    ):  # fmt: skip
-        result = conll.read_conll(put(tmp_path / "dev.txt", text), NAMES)
-        assert (result.words, result.remarks) == (words, remarks)
-
-
-@pytest.mark.parametrize(
-    ("text", "groups"),
-    [
-        ("-DOCSTART- O\na B\n\nb B\n-DOCSTART- O\nc B\n", [0, 0, 1]),
-        ("-DOCSTART- O\na B\n\nb B\n", [0, 1]),
-        ("a B\n\nb B\n", [0, 1]),
-    ],
-)
-def test_sentences_of_a_document_are_a_group_if_there_are_several(text, groups, tmp_path):
-    assert conll.read_conll(put(tmp_path / "dev.txt", text)).examples.groups.tolist() == groups
-
-
-def test_words_follow_a_first_column_that_counts_them(tmp_path):
-    for text, words in (
-        ("1\tThe\tO\tO\n2\tParis\tB-LOC\tB-LOC\n\n1\tyes\tO\tO\n", [["The", "Paris"], ["yes"]]),
-        ("0 a NN O\n1 b NN B-LOC\n\n0 c NN O\n1 d NN O\n", [["a", "b"], ["c", "d"]]),
-        ("7 a O\n8 b B-LOC\n\n9 c O\n10 d O\n", [["a", "b"], ["c", "d"]]),  # rows of the file
-    ):  # fmt: skip
-        result = conll.read_conll(put(tmp_path / "dev.txt", text))
-        assert (result.words, result.remarks) == (words, {conll.COUNTED: 2})
+READ = [
+    # Separators, marks of documents, and comments; a word that is a hash is no comment.
+    ("New York\tB-LOC\n10\u00a0000\tO\n\u3000\tO\n", {"words": [["New York", "10\u00a0000", "\u3000"]]}),
+    ("10\u00a0000 O\n\u2028 B-LOC\n", {"words": [["10\u00a0000", "\u2028"]]}),
+    ("-DOCSTART- -X- O O\n\na A B O\n-DOCSTART- -X- O O\nb A B O\n",
+     {"words": [["a"], ["b"]], "remarks": {conll.DOCUMENTS: 2}}),
+    ("# id 52 domain=en\n# _ _ O\n#1 _ _ O\n# _ _ B-PER\n",
+     {"words": [["#", "#1", "#"]], "remarks": {conll.COMMENTS: 1}}),
+    # MultiCoNER has tabs in its comments alone.
+    ("# id 1\tdomain=en\na _ _ O\nb _ _ B-PER\n\n# id 2\tdomain=en\nc _ _ O\n",
+     {"words": [["a", "b"], ["c"]], "remarks": {conll.COMMENTS: 2}}),
+    # WikiANN has its language before each word.
+    ("en:a\tO\nen::\tO\n\nen:\tB-PER\n", {"words": [["a", ":"], ["en:"]], "remarks": {conll.PREFIXED: 3}}),
+    ("zh-min-nan:a O\nzh-min-nan:b O\n", {"words": [["a", "b"]], "remarks": {conll.PREFIXED: 2}}),
+    ("en:a O\nb O\n", {"words": [["en:a", "b"]]}),
+    ("# text = ends with O\n#\tO\n# a\tO\n", {"words": [["#", "# a"]], "remarks": {conll.COMMENTS: 1}}),
+    # Sentences of a document are a group if there are several documents.
+    ("-DOCSTART- O\na O\n\nb O\n-DOCSTART- O\nc O\n", {"groups": [0, 0, 1], "remarks": {conll.DOCUMENTS: 2}}),
+    ("-DOCSTART- O\na O\n\nb O\n", {"groups": [0, 1], "remarks": {conll.DOCUMENTS: 1}}),
+    ("a O\n\nb O\n", {"groups": [0, 1]}),
+    # Words follow a first column that counts them, in each sentence or in the file.
+    ("1\tThe\tO\tO\n2\tParis\tB-LOC\tB-LOC\n\n1\tyes\tO\tO\n",
+     {"words": [["The", "Paris"], ["yes"]], "remarks": {conll.COUNTED: 2}}),
+    ("0 a NN O\n1 b NN B-LOC\n\n0 c NN O\n1 d NN O\n",
+     {"words": [["a", "b"], ["c", "d"]], "remarks": {conll.COUNTED: 2}}),
+    ("7 a O\n8 b B-LOC\n\n9 c O\n10 d O\n", {"words": [["a", "b"], ["c", "d"]], "remarks": {conll.COUNTED: 2}}),
     # Numbers that are words.
-    numbers = "1 X B-LOC\n\n1996 X O\n", "1 B-LOC\nof O\n", "3 X B-LOC\n4 X O\n\na X O\nb X O\n"
-    for text in numbers:
-        assert conll.read_conll(put(tmp_path / "dev.txt", text)).remarks == {}
+    *((text, {}) for text in ("1 X B-LOC\n\n1996 X O\n", "1 B-LOC\nof O\n", "3 X B-LOC\n4 X O\n\na X O\nb X O\n")),
+    # IOB1 becomes BIO: adjacent persons, a location after a person, a sentence that starts with I-.
+    ("a I-PER\nb I-PER\na B-PER\nb I-LOC\na O\nb I-LOC\n\na I-LOC\n", {
+        "labels": ["B-PER I-PER B-PER B-LOC O B-LOC", "B-LOC"], "remarks": {conll.CONVERTED: 4}}),
+    ("a B-PER\nb I-PER\nb B-PER\na O\n", {"labels": ["B-PER I-PER B-PER O"]}),
+    ("a O\nb B-PER\n\nA O\nB B-PER\n\nb B-PER\n\na B-PER\nb O\n", {"remarks": {conll.REPEATED: 2}}),
+]  # fmt: skip
 
 
-def test_iob1_becomes_bio_and_is_counted_and_bio_is_unchanged(tmp_path):
-    # Two adjacent persons, a location after a person, a sentence that starts with I-.
-    text = "a I-PER\nb I-PER\na B-PER\nb I-LOC\na O\nb I-LOC\n\na I-LOC\n"
-    result = conll.read_conll(put(tmp_path / "dev.txt", text))
-    assert result.names(result.labels) == [
-        ["B-PER", "I-PER", "B-PER", "B-LOC", "O", "B-LOC"], ["B-LOC"],
-    ]  # fmt: skip
-    assert result.remarks == {conll.CONVERTED: 4}
-    result = conll.read_conll(
-        put(tmp_path / "dev.txt", "a B-PER\nb I-PER\nb B-PER\na O\nb B\na I\n")
-    )
-    assert result.names(result.labels) == [["B-PER", "I-PER", "B-PER", "O", "B", "I"]]
+@pytest.mark.parametrize(("text", "expected"), READ)
+def test_a_file_of_any_form_has_its_words_labels_and_remarks(text, expected, tmp_path):
+    result = conll.read_conll(put(tmp_path / "dev.txt", text), NAMES)
+    assert result.label_names == NAMES
+    found = {"words": result.words, "labels": [*map(" ".join, result.names(result.labels))]}
+    found |= {"remarks": result.remarks, "groups": result.examples.groups.tolist()}
+    assert found == found | {"remarks": {}} | expected
+
+
+def test_entities_may_have_no_type(tmp_path):
+    result = conll.read_conll(put(tmp_path / "dev.txt", "a B-PER\nb I-PER\na O\nb B\na I\n"))
+    assert result.names(result.labels) == [["B-PER", "I-PER", "O", "B", "I"]]
     assert result.remarks == {} and result.label_names == ("O", "B", "I", "B-PER", "I-PER")
-
-
-def test_sentences_that_repeat_an_earlier_one_are_counted(tmp_path):
-    result = conll.read_conll(
-        put(tmp_path / "dev.txt", "a O\nb B\n\nA O\nB B\n\nb B\n\na B\nb O\n")
-    )
-    assert result.remarks == {conll.REPEATED: 2}
 
 
 def sentences(*texts):

@@ -43,25 +43,27 @@ def text(language, wikitext, **more):
         ("ca", "{{cita|Un text.}} al {{segle|XX}}", "Un text. al segle XX"),
         ("vi", "{{liên kết ngôn ngữ|Rừng|en|Wood}} {{chuyển đổi|5|km|mi}}", "Rừng 5 km"),
         ("hi", "{{convert|5|km|mi}} {{lang|en|wood}} {{chem|H|2|O}}", "5 km wood H2O"),
+        # A parser function shows its argument.
+        ("en", "{{formatnum:468}} {{formatnum:1,234|R}} {{FORMATNUM: 5 }}", "468 1,234 5"),
+        ("en", "{{lc:GRANDE}} {{uc:ab|x}} {{ucfirst:belle}} {{lcfirst:ABC}} {{uc:a&amp;b}}", "GRANDE ab belle ABC a&b"),
+        ("en", "{{padleft:7|3}} {{padleft:7|3|xy}} {{padright:ab|4|.}} {{padleft:7}}", "7 7 ab 7"),
+        ("en", "{{lc:a=b}} {{lc:{{uc:x}}|1=y}}", "a=b x"),
+        ("en", "{{plural:2|page|pages}} {{grammar:genitive|word}} {{plural:1}}", "pages word 1"),
+        ("en", "{{#if:a|b}}{{DEFAULTSORT:x}}{{#tag:ref|b}}{{lc:}}{{lc}}{{Wikipedia:Page}}", ""),
+        # A number names an argument, and those without a name are counted from 1.
+        ("en", "{{lang|fr|2=chat}}", "chat"),
+        ("en", "{{lang|2=chat|fr}}", "chat"),
+        ("en", "{{lang|2=chat|1=fr}}", "chat"),
+        ("en", "{{lang|fr|2=chat|chien}}", "chien"),
+        ("en", "{{lang|1=fr|chien|chat}}", "chat"),
+        ("en", "{{lang|fr|3=x|chat}}", "chat"),
+        ("en", "{{lang|fr|foo=x|chat}}", "chat"),
+        ("en", "{{lang|2=a = b|fr}}", "a = b"),
+        ("en", "{{chem|C|2=5|3=H}} {{convert|2=mi|1=7}}", "C5H 7 mi"),
     ],
 )  # fmt: skip
 def test_templates_of_the_largest_wikipedias_are_filled(language, wikitext, expected):
-    assert text(language, f"A {wikitext} b.") == [f"A {expected} b."]
-
-
-@pytest.mark.parametrize(
-    ("wikitext", "expected"),
-    [
-        ("{{formatnum:468}} {{formatnum:1,234|R}} {{FORMATNUM: 5 }}", "468 1,234 5"),
-        ("{{lc:GRANDE}} {{uc:ab|x}} {{ucfirst:belle}} {{lcfirst:ABC}} {{uc:a&amp;b}}", "GRANDE ab belle ABC a&b"),
-        ("{{padleft:7|3}} {{padleft:7|3|xy}} {{padright:ab|4|.}} {{padleft:7}}", "7 7 ab 7"),
-        ("{{lc:a=b}} {{lc:{{uc:x}}|1=y}}", "a=b x"),
-        ("{{plural:2|page|pages}} {{grammar:genitive|word}} {{plural:1}}", "pages word 1"),
-        ("{{#if:a|b}}{{DEFAULTSORT:x}}{{#tag:ref|b}}{{lc:}}{{lc}}{{Wikipedia:Page}}", ""),
-    ],
-)  # fmt: skip
-def test_a_parser_function_shows_its_argument(wikitext, expected):
-    assert text("en", f"A {wikitext} b.") == [f"A {expected} b.".replace("  ", " ")]
+    assert text(language, f"A {wikitext} b.") == [f"A {expected} b.".replace("  ", " ")]
 
 
 def test_a_file_of_templates_overrides_every_kind_of_rule():
@@ -71,25 +73,6 @@ def test_a_file_of_templates_overrides_every_kind_of_rule():
     wikitext = "{{nowrap|a}} {{s|b}} {{lang-de|c}} {{convert|1|d}} {{formatnum:1}} {{lc:X|y}} "
     wikitext += "{{#if:x|e}} {{small|f}}{{PAGENAME}} {{uc:g}}"
     assert text("fr", wikitext, **more) == ["Na Sb Lc Cd F1 lXy e P g"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("fr|2=chat", "chat"),
-        ("2=chat|fr", "chat"),
-        ("2=chat|1=fr", "chat"),
-        ("fr|2=chat|chien", "chien"),
-        ("1=fr|chien|chat", "chat"),
-        ("fr|3=x|chat", "chat"),
-        ("fr|foo=x|chat", "chat"),
-        ("2=a = b|fr", "a = b"),
-    ],
-)
-def test_numbers_of_arguments_count_as_in_mediawiki(arguments, expected):
-    """{{{2}}} of `lang`: a number names an argument, and those without a name are counted from 1."""
-    assert text("en", f"{{{{lang|{arguments}}}}}") == [expected]
-    assert text("en", "{{chem|C|2=5|3=H}} {{convert|2=mi|1=7}}") == ["C5H 7 mi"]
 
 
 def test_a_name_of_one_wikipedia_has_its_own_meaning_elsewhere():

@@ -153,6 +153,8 @@ def test_a_fragment_of_a_line_shows_its_text(wikitext, expected):
     assert lines(wikitext) == [expected]
 
 
+TABLE = '{| class="wikitable"\n! a !! b\n|-\n| c || {{x|\n|}}\n{|\n| d\n|}\n|}'
+PROSE = "This is a paragraph of an article, and it has more letters than a cell of a table has."
 MARKS = {
     "a heading has letters": ("== ==\ntext", "text"),
     "a heading has more than a space": ("==&nbsp;==\ntext", "text"),
@@ -161,10 +163,7 @@ MARKS = {
     "a break may be written as an end": ("a</br>b<br/>c<BR >d", "a b c d"),
     "letters may be bold within italics": ("''g'''o'''lds'' and '''A''''s", "golds and A's"),
     "a stop follows its word": ("a {{x}}, b&nbsp;{{x}}, c .NET (.5)", "a, b, c .NET (.5)"),
-    "full-width brackets are tidied": (
-        "甲（{{x}}）乙（{{x}}，，）丙（；a、{{x}}）。",
-        "甲乙丙（a）。",
-    ),
+    "full-width brackets are tidied": ("甲（{{x}}）乙（{{x}}，，）丙（；a、{{x}}）。", "甲乙丙（a）。"),
     "a table begins its line": ("a {| b |} c", "a {| b |} c"),
     "names of headers are no tags": ("#a &lt;stdio.h> <stdio.h>", "a <stdio.h> <stdio.h>"),
     "a box may hold empty lines": ("{{Box\n| a = b\n\nc\n| d = e\n}}\nText.", "Text."),
@@ -175,63 +174,44 @@ MARKS = {
     "a caption may hold several lines": ("[[File:a.jpg|thumb|a\nb [[c]]]]Text.", "Text."),
     "a comment may hold paragraphs": ("a <!-- b\n\nc\n== d ==\n--> e", "a e"),
     "an element ends before a heading": ("a<pre>\n== B ==\nText.</pre> c", "a\nB.\nText. c"),
-}
+    "items are lines, and the lines of a paragraph one": (
+        "A paragraph\nin two lines.\n* one [[a|link]]\n** two\n#three\n:; term : definition\n<ul><li>four</li>"
+        '<LI class="x">five<br />more</li></ul>\n* {{x}}\n preformatted\n----\nEnd<br>of it',
+        "A paragraph in two lines.\none link\ntwo\nthree\nterm : definition\nfour\nfive more\npreformatted\nEnd of it",
+    ),
+    "a heading ends in a stop": (
+        "Lead.\n==Empty==\n\n== ''History'' ==\n=== Why? ===\n{{main|x}}\nText.\n== See also ==\n[[Category:A]]",
+        "Lead.\nHistory.\nWhy?\nText.",
+    ),
+    "a table within a table is dropped": (f"Before.\n{TABLE}\nAfter.\n:{TABLE}\nEnd.", "Before.\nAfter.\nEnd."),
+    "a table of HTML is dropped": (
+        "Before.\n<table><tr><td>a<table><td>b</table></td></tr></TABLE> After.", "Before.\nAfter."
+    ),
+    "references, formulas and comments are dropped": (
+        'A<ref name="a/b">x <b>y</b> {{cite|a}}</ref> b<ref name=c /><REF>z</REF>, <!-- d\n{{ e --> f<math>x^{2}}'
+        "</math>g <nowiki>[[h]] {{i}} ''j''</nowiki> <nowiki/>H<sub>2</sub>O <code>a < b</code>",
+        "A b, fg [[h]] {{i}} ''j'' H₂O a < b",
+    ),
+    "lines of links to categories and files are dropped": (
+        "See also [[:Category:Cats]].\n\n:''Voir aussi [[:Catégorie d'aide:Chats]] et [[:Category:B|]]''\n"
+        ":''Voir aussi [[:Catégorie d'aide:Chats]] et [[:File:B.jpg]]''\n* [[:Category:Dogs]]\n"
+        "* [[:Category:Dogs|Dogs]]\n\nIt is a longer sentence with [[:Category:Cats|cats]]. "
+        "And [[:Category:Dogs]] in it.",
+        "Voir aussi Catégorie d'aide:Chats et\nDogs\nIt is a longer sentence with cats. And Category:Dogs in it.",
+    ),
+    "an unclosed table does not pair with a later stray end": (
+        "One\n{| class=a\n! b\nx.\n\nTwo [[c]].\n\n* d\n\nFour E|f.\n|}\nFive.", "One\nx.\nTwo c.\nd\nFour E|f.\nFive."
+    ),
+    "an unclosed element ends where the next of its kind begins": (
+        "A<ref>b <i>c</i>. D<ref>{{cite|e}} <i>f</i></ref> g<gallery>\nh<gallery>\ni.jpg\n</gallery>", "Ab c. D g h"
+    ),
+    "the paragraphs of an apparent table are text": (f"{{|\n|\n\n{PROSE}\n|}}\nText.", f"{PROSE}\nText."),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("wikitext", "expected"), MARKS.values(), ids=list(MARKS))
 def test_a_mark_is_read_as_mediawiki_reads_it(wikitext, expected):
     assert "\n".join(lines(wikitext)) == expected
-
-
-def test_list_items_are_lines_and_the_lines_of_a_paragraph_are_one():
-    text = """A paragraph
-in two lines.
-* one [[a|link]]
-** two
-#three
-:; term : definition
-<ul><li>four</li><LI class="x">five<br />more</li></ul>
-* {{x}}
- preformatted
-----
-End<br>of it"""
-    assert lines(text) == [
-        "A paragraph in two lines.", "one link", "two", "three", "term : definition", "four", "five more",
-        "preformatted", "End of it",
-    ]  # fmt: skip
-
-
-def test_a_heading_ends_in_a_stop_and_is_left_out_without_text():
-    text = "Lead.\n==Empty==\n\n== ''History'' ==\n=== Why? ===\n{{main|x}}\nText.\n== See also ==\n[[Category:A]]"
-    assert lines(text) == ["Lead.", "History.", "Why?", "Text."]
-
-
-def test_tables_are_dropped_nested_or_not():
-    table = '{| class="wikitable"\n! a !! b\n|-\n| c || {{x|\n|}}\n{|\n| d\n|}\n|}'
-    assert lines(f"Before.\n{table}\nAfter.\n:{table}\nEnd.") == ["Before.", "After.", "End."]
-    html = "<table><tr><td>a<table><td>b</table></td></tr></TABLE>"
-    assert lines(f"Before.\n{html} After.") == ["Before.", "After."]
-
-
-def test_references_formulas_and_comments_are_dropped_and_nowiki_is_text():
-    text = """A<ref name="a/b">x <b>y</b> {{cite|a}}</ref> b<ref name=c /><REF>z</REF>, <!-- d
-{{ e --> f<math>x^{2}}</math>g <nowiki>[[h]] {{i}} ''j''</nowiki> <nowiki/>H<sub>2</sub>O <code>a < b</code>"""
-    assert lines(text) == ["A b, fg [[h]] {{i}} ''j'' H₂O a < b"]
-
-
-def test_a_line_of_links_to_categories_and_files_is_dropped():
-    text = """See also [[:Category:Cats]].
-
-:''Voir aussi [[:Catégorie d'aide:Chats]] et [[:Category:B|]]''
-:''Voir aussi [[:Catégorie d'aide:Chats]] et [[:File:B.jpg]]''
-* [[:Category:Dogs]]
-* [[:Category:Dogs|Dogs]]
-
-It is a longer sentence with [[:Category:Cats|cats]]. And [[:Category:Dogs]] in it."""
-    assert lines(text) == [
-        "Voir aussi Catégorie d'aide:Chats et", "Dogs",
-        "It is a longer sentence with cats. And Category:Dogs in it.",
-    ]  # fmt: skip
 
 
 def test_a_tag_that_the_author_escaped_is_text_and_no_tag():
@@ -284,19 +264,6 @@ def test_what_has_no_end_does_not_cost_the_rest_of_the_page(broken):
 def test_an_unclosed_mark_does_not_pair_with_a_later_stray_one(begin, end, first):
     text = f"One {begin}A|b) x.\n\nTwo [[c]].\n\nThree.\n* d\n\nFour E|f{end} end."
     assert lines(text) == [first, "Two c.", "Three.", "d", "Four E|f end."]
-
-
-def test_an_unclosed_table_or_element_does_not_pair_with_a_later_stray_end():
-    text = "One\n{| class=a\n! b\nx.\n\nTwo [[c]].\n\n* d\n\nFour E|f.\n|}\nFive."
-    assert lines(text) == ["One", "x.", "Two c.", "d", "Four E|f.", "Five."]
-    # It ends where the next of its kind begins.
-    text = "A<ref>b <i>c</i>. D<ref>{{cite|e}} <i>f</i></ref> g<gallery>\nh<gallery>\ni.jpg\n</gallery>"
-    assert lines(text) == ["Ab c. D g h"]
-
-
-def test_the_paragraphs_of_an_apparent_table_are_text():
-    prose = "This is a paragraph of an article, and it has more letters than a cell of a table has."
-    assert lines(f"{{|\n|\n\n{prose}\n|}}\nText.") == [prose, "Text."]
 
 
 PIECES = [
