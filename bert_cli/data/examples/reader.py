@@ -25,9 +25,8 @@ from bert_cli.arrays import Ints64
 from bert_cli.data.examples.source import Records
 from bert_cli.data.random import permute, record_at, row_keys
 from bert_cli.data.records.formats import Batch
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import DataError
 from bert_cli.planning.plan import Plan
-from bert_cli.text import count
 
 AHEAD = 2  # steps that are read before they are needed
 BLOCK = 1024  # sequences read, masked and packed at once: 15 MB at 512 positions
@@ -37,7 +36,7 @@ LONGEST_BLOCK = 65536  # weights without a common measure are rounded to fractio
 
 @dataclass(frozen=True)
 class Batching:
-    """The examples of each step, and the part that this process reads. Raises ConfigError if a step does not divide."""
+    """The examples of each step, and the part that this process reads."""
 
     examples_per_step: int
     micro_batch_size: int
@@ -45,17 +44,6 @@ class Batching:
     world_size: int = 1
     plan: Plan | None = None
     """The plan of a run whose steps differ in size or in their masks."""
-
-    def __post_init__(self) -> None:
-        step = self.examples_per_step
-        size = self.micro_batch_size
-        if step < 1 or step % (size * self.world_size):
-            processes = count(self.world_size, "process")
-            raise ConfigError(
-                f"global_batch ({count(step, 'example')} a step)",
-                f"cannot be divided among {processes} with micro_batch_size {size}",
-                "change one of these numbers",
-            )
 
     def sample_indices(self, step: int) -> Ints64:
         """Return the sample indices of this process in a step."""
@@ -160,19 +148,12 @@ class ExampleStream(Stream):
         weights: Sequence[float] = (1.0,),
         seed: int = 0,
     ) -> None:
-        """Mix sources by weights. Raises DataError for sources that do not fit, ConfigError for too small a weight."""
+        """Mix sources by weights. Raises DataError for sources that do not fit."""
         for first_source, second_source in combinations(sources, 2):
             _check_fit(first_source, second_source)
         self.sources = sources
         self.quotas = quotas_of(weights)
         """Examples of each source in a block."""
-        for source, weight, quota in zip(sources, weights, self.quotas, strict=True):
-            if quota == 0:
-                raise ConfigError(
-                    f"dataset_dir (weight {weight:g} of {source.folder})",
-                    f"is too small: the corpus gets no example in {LONGEST_BLOCK}",
-                    "raise the weight or leave the corpus out",
-                )
         self.batching = batching
         self.folder: Path | None = sources[0].folder
         """With the tokenizer of the examples; None for synthetic ones."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_cli.arrays import Array, Ints8, Ints32, Ints64
-from bert_cli.data.examples.synthetic import FIRST_WORD, check_sizes
+from bert_cli.data.examples.synthetic import FIRST_WORD
 from bert_cli.data.finetune.features import Arrays, Features, runs
 from bert_cli.facts.heads import Head
 
@@ -27,7 +27,6 @@ def synthetic_features(
     head: Head, number: int, *, labels: int, vocab_size: int, sequence_length: int, seed: int
 ) -> Features:
     """Return synthetic examples for a head: random tokens, with labels for it; three in four have the full length."""
-    check_sizes(vocab_size, sequence_length)
     first_text = min(12, sequence_length // 2 - 1)  # tokens, with [CLS] and [SEP]
     drawn = np.random.default_rng(seed)
     is_short = drawn.random(number) < 0.25

@@ -20,7 +20,6 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
-MOST_PAGES = 100_000
 MOST_BYTES = 1 << 27  # of an unpacked file of an archive; its tree takes up to ten times as many
 DEEPEST = 10_000  # calls, more than libxml2's limit of elements in one another
 SHORT_ROW = 200  # characters of a table's row that is written on one line
@@ -89,8 +88,6 @@ def pdf(data: bytes) -> tuple[str, list[str]]:
     import pypdfium2
 
     document = pypdfium2.PdfDocument(data)
-    if len(document) > MOST_PAGES:
-        raise FaultyError(f"has {len(document):,} pages, more than {MOST_PAGES:,}", TOO_LARGE)
     pages: list[str] = []
     for number in range(len(document)):
         lines: list[str] = []

@@ -4,7 +4,9 @@ RoBERTa, XLM-RoBERTa and DistilBERT are read as a BERT, and what is written of t
 opens. Only encoders and heads that have the same layers are read; `hf` refuses the tensors of others.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -33,45 +35,9 @@ class Published(NamedTuple):
     """Whether there is a table of segments; without, the vector of each segment is 0."""
 
 
-ROBERTA = {
-    "roberta.": "bert.",
-    "lm_head.dense.": "cls.predictions.transform.dense.",
-    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
-    "lm_head.": "cls.predictions.",
-}
+_ROWS = json.loads(Path(__file__).with_suffix(".json").read_bytes())
 # model_type of transformers -> its record.
-TYPES = {
-    "roberta": Published("Roberta", ROBERTA, skips_padding=True),
-    "xlm-roberta": Published("XLMRoberta", ROBERTA, skips_padding=True),
-    "distilbert": Published(
-        "DistilBert",
-        {
-            "distilbert.": "bert.",
-            "transformer.layer.": "encoder.layer.",
-            ".attention.q_lin.": ".attention.self.query.",
-            ".attention.k_lin.": ".attention.self.key.",
-            ".attention.v_lin.": ".attention.self.value.",
-            ".attention.out_lin.": ".attention.output.dense.",
-            ".sa_layer_norm.": ".attention.output.LayerNorm.",
-            ".ffn.lin1.": ".intermediate.dense.",
-            ".ffn.lin2.": ".output.dense.",
-            ".output_layer_norm.": ".output.LayerNorm.",
-            "vocab_transform.": "cls.predictions.transform.dense.",
-            "vocab_layer_norm.": "cls.predictions.transform.LayerNorm.",
-            "vocab_projector.": "cls.predictions.decoder.",
-        },
-        {
-            "dim": "hidden_size",
-            "n_layers": "num_hidden_layers",
-            "n_heads": "num_attention_heads",
-            "hidden_dim": "intermediate_size",
-            "activation": "hidden_act",
-            "dropout": "hidden_dropout_prob",
-            "attention_dropout": "attention_probs_dropout_prob",
-        },
-        has_segments=False,
-    ),
-}
+TYPES = {name: Published(**row) for name, row in _ROWS.items()}
 
 
 def bert_config(described: JSONObject) -> JSONObject:

@@ -22,7 +22,7 @@ from support.settings import plan_of, small_run
 from bert_cli.data.examples.reader import Batching, read_ahead
 from bert_cli.data.examples.synthetic import SyntheticStream
 from bert_cli.data.records.formats import FIELDS, PACKED_FIELDS
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import DataError
 from bert_cli.facts.masking import Masking, packed_predictions
 
 COUNTS = [100, 7, 0, 142, 1]
@@ -102,13 +102,6 @@ def test_the_stream_does_not_depend_on_the_size_of_the_step(corpora, kind):
     some = np.arange(40, 80)[3::5]
     assert_equal(small.rows(some), {name: array[3::5] for name, array in together.items()})
     assert_equal(flat(small.first_micro_batches(2)), small.rows(np.arange(8)))
-
-
-def test_a_step_that_cannot_be_divided_is_refused():
-    for numbers in ((16, 4, 0, 3), (10, 4), (0, 4)):
-        problem = rf"\({numbers[0]} examples a step\): cannot be divided"
-        with pytest.raises(ConfigError, match=problem):
-            Batching(*numbers)
 
 
 def test_of_a_growing_batch_the_processes_read_equal_parts_of_each_step():
