@@ -107,8 +107,7 @@ class EmbedSettings(FinetuneSettings):
         return sorted(sizes, reverse=True)
 
     def _check(self) -> None:
-        for name in ("matryoshka", "text_column"):
-            check_once(name, getattr(self, name) or [])
+        check_once("text_column", self.columns)
         if self.distillation.teacher is not None:
             return
         if (len(self.columns) > 1) != (self.objective == "pairs"):

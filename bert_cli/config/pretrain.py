@@ -93,26 +93,20 @@ class PretrainSettings(TrainSettings):
         return None if first in (None, last) else (first, last)
 
     def _check(self) -> None:
-        self._check_scaling()
-        self._check_masks()
-
-    def _check_scaling(self) -> None:
         model = self.bert_config
         optimizer = self.optimizer_opts
         plain = model if ARCHITECTURES[model.architecture].has_scaling else BertConfig()
-        needed = {
+        required = {
             "bert_config.architecture": (model.architecture, plain.architecture),
             "bert_config.initializer_range": (model.initializer_range, 0.02),
             "optimizer_opts.max_gradient_norm": (optimizer.max_gradient_norm, None),
             "optimizer_opts.loss_scaling": (optimizer.loss_scaling, 1.0),
         }
-        for name, (value, default) in needed.items():
+        for name, (value, default) in required.items():
             if self.scaling and value != default:
                 problem = f"{value} cannot be combined with scaling {self.scaling}"
                 remedy = f"leave out scaling, or set the default ({default or 'none'})"
                 raise SettingError(name, problem, remedy)
-
-    def _check_masks(self) -> None:
         check_mask_tokens(self, "max_predictions_per_seq", "max_seq_length")
         needed = round(self.max_seq_length * self.masking.highest_probability)
         predictions = self.max_predictions_per_seq

@@ -44,16 +44,17 @@ def format_flops(value: float) -> str:
 def _rows(metrics: JSONObject) -> list[tuple[str, str, str]]:
     step = metrics["step_seconds"]
     low, median, high = (format_duration(step[name]) for name in ("low", "median", "high"))
-    flops, products = (metrics[f"{name}_per_second"] for name in ("flops", "matmul_flops"))
     utilisation = f"{metrics['flops_utilisation']:.1%} of the matrix products'"
     peak = format_bytes(metrics["peak_memory_bytes"])
     rows = [
         ("step", median, f"median of {metrics['steps']} steps; quartiles {low} and {high}"),
         ("examples/s", f"{metrics['examples_per_second']:,.1f}", "sequences, also inside packs"),
         ("tokens/s", f"{metrics['tokens_per_second']:,.0f}", "without padding"),
-        ("positions/s", f"{metrics['positions_per_second']:,.0f}", "with padding"),
-        ("FLOP/s", format_flops(flops), f"{utilisation} (model FLOPs utilisation)"),
-        ("FLOP/s of matrix products", format_flops(products), "of large square matrices, alone"),
+        (
+            "FLOP/s",
+            format_flops(metrics["flops_per_second"]),
+            f"{utilisation} (model FLOPs utilisation)",
+        ),
         ("memory", peak, "peak of the fullest device"),
     ]
     if metrics["skipped_steps"]:

@@ -216,8 +216,6 @@ def check_engine(report: Report, engine: str, kind: str) -> None:
         remedy = "pass --engine tensorflow, unless the run divides weights among devices"
         report.add("warning", "engine", text, remedy)
     else:
-        if engine == "tensorflow" and kind == "GPU":
-            engine += "; --engine jax also runs on GPUs that TensorFlow does not support"
         report.add("ok", "engine", engine)
 
 

@@ -126,18 +126,15 @@ def _add(index: WritableIndex, file: int, documents: Iterable[Document]) -> int:
     split: Split | None = None
     left_out = 0
     for document in documents:
-        split = split or _splitter(document)
+        if split is None:
+            language = preprocess.language_of("\n".join(document.lines)) or "en"
+            split = preprocess.splitter_of("sentencex", language)
         if index.reuse(file, document):
             continue
         passages = passages_of(document.lines, split)
         index.add(file, document, passages)
         left_out += characters_left_out(document.lines, passages)
     return left_out
-
-
-def _splitter(document: Document) -> Split:
-    language = preprocess.language_of("\n".join(document.lines)) or "en"
-    return preprocess.splitter_of("sentencex", language)
 
 
 def _embed(index: WritableIndex, model: Model, has_tokens: bool) -> None:
