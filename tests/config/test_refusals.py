@@ -1,12 +1,16 @@
 """Command lines and configs that the settings refuse, each with its message."""
 
 import pytest
+from support.contents import put
 from support.orders import order, refusal
 from support.settings import RUN, merged
 
 TINY = "pretrain --config pretrain_tiny_128_phase1"
 OPEN = f"{TINY} --dataset-dir x"
 LONG = "9" * 400
+STEP = RUN | {"global_batch": {"micro_batch_size": 4, "examples_per_step": 64}}
+STEP |= {"total_num_train_samples": 540}
+OFFLOAD = {"parallel": {"optimizer_state_offload": True}}
 REFUSALS = [
     ("pretrain --precison float16", "(--precison): no such flag; did you mean '--precision'?"),
     ("pretrain --seed 1 'a b,c' d", "(a b,c d): too many arguments"),
@@ -62,6 +66,15 @@ REFUSALS = [
     (f"{OPEN} --num-epochs 2 --total-num-train-samples 40", "both set the length"),
     ("squad --num-epochs 5 --total-num-train-samples 40", "both set the length"),
     ("pretrain --config .", "--config (.): no such file"),
+    ("pretrain", "extends in c.json (bases.json): no such file; did you mean 'base.json'?", {"extends": "bases.json"}),
+    ("pretrain --config base.jsn", "did you mean 'base.json'?"),
+    ("pretrain --config pretrain_base_128_phase_1", "did you mean 'pretrain_base_128_phase1'?"),
+    ("pretrain --global-batch.micro-batch-size 5", "64 cannot be divided into micro-batches of 5", STEP),
+    ("pretrain --global-batch.micro-batch-size=auto --global-batch.grad-acc-steps-per-replica 3",
+     "auto computes the accumulation", STEP),
+    ("pretrain", "parallel.optimizer_state_offload (c.json): has no effect", {"extends": "base.json"} | OFFLOAD),
+    ("pretrain --config base.json --parallel.optimizer-state-offload",
+     "optimizer_state_offload (--parallel.optimizer-state-offload): has no"),
 ]  # fmt: skip
 
 
@@ -69,11 +82,13 @@ REFUSALS = [
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DATASETS_DIR", raising=False)
+    put(tmp_path / "base.json", RUN | {"engine": "jax"})
 
 
-@pytest.mark.parametrize(("line", "message"), REFUSALS)
-def test_a_command_line_that_the_settings_refuse_has_one_message(line, message):
-    text = refusal(line)
+@pytest.mark.parametrize("row", REFUSALS)
+def test_a_command_line_that_the_settings_refuse_has_one_message(row):
+    line, message, *config = row
+    text = refusal(line, *config)
     assert message in text
     # Without a run `bert doctor` names all settings that are missing.
     assert len(text.splitlines()) == 1 or line.startswith("doctor")

@@ -1,7 +1,7 @@
 """What holds for any input: hypothesis looks for one that breaks it, always the same ones."""
 
 import bz2
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate, combinations, pairwise, product
 from random import Random
 
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from support.dumps import articles, dump, page
+from support.properties import SEEDS, numbers, several
 from tokenizers import BertWordPieceTokenizer
 
 from bert_cli.data.examples.source import Packs, shortest_pack_first
@@ -26,13 +27,6 @@ from bert_cli.data.tokens.encoder import Encoder
 from bert_cli.data.tokens.notation import SpecialIds
 from bert_cli.data.tokens.tokenizer import SPECIAL_TOKENS, Normalization
 from bert_cli.facts.masking import Masking
-
-settings.register_profile("tests", derandomize=True, max_examples=60, deadline=None, database=None)
-settings.load_profile("tests")
-numbers = some.integers
-several = partial(some.lists, min_size=1)
-SEEDS = numbers(0, 2**32 - 1)
-
 
 # --- frames and numbers of records
 

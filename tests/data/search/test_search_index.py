@@ -9,6 +9,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from support.properties import SEEDS, several
 from support.vectors import vectors_of
 
 from bert_cli.data.search import database, late, lexical, words
@@ -334,18 +337,17 @@ def answers(index):
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@settings(max_examples=15)
+@given(several(some.tuples(some.sampled_from(KINDS), SEEDS), max_size=5))
 def test_an_open_index_answers_as_one_opened_now_after_any_changes_of_another_process(
-    tmp_path, seed
+    tmp_path_factory, changes
 ):
-    draw, path = np.random.default_rng(seed), tmp_path / "index"
+    path = tmp_path_factory.mktemp("open") / "index"
     index = make(path, vectors=VECTORS)
-    seen = [answers(index)]
-    for kind in draw.permutation([*KINDS, *KINDS]):
-        change(path, kind, draw)
-        seen.append(answers(index))
-        assert seen[-1] == answers(open_index(path)), kind
-    assert len({str(found) for found in seen}) > 7
+    answers(index)
+    for kind, seed in changes:
+        change(path, kind, np.random.default_rng(seed))
+        assert answers(index) == answers(open_index(path)), kind
 
 
 def test_an_open_index_does_not_mix_vectors_of_two_models(tmp_path):
