@@ -181,9 +181,9 @@ def is_run(folder: Path) -> bool:
 
 
 def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
-    """Return the runs of folders; for a folder that is not a run (several seeds), all runs below it.
+    """Return each run of folders once; for a folder that is not a run (several seeds), all runs below it.
 
-    Raises DataError for a folder that is absent or has no run, and for a run that is given twice.
+    Raises DataError for a folder that is absent or has no run.
     """
     runs: dict[Path, Run] = {}
     for folder in folders:
@@ -195,8 +195,7 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
                 "use the --save-ckpt-path of a run, which `bert runs` lists",
             )
         for run in below:
-            if runs.setdefault(run.folder.resolve(), run) is not run:
-                raise DataError(f"{where} ({run.folder})", "is named twice", "name each run once")
+            runs.setdefault(run.folder.resolve(), run)
     return list(runs.values())
 
 

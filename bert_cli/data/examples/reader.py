@@ -149,8 +149,14 @@ class ExampleStream(Stream):
         seed: int = 0,
     ) -> None:
         """Mix sources by weights. Raises DataError for sources that do not fit."""
-        for first_source, second_source in combinations(sources, 2):
-            _check_fit(first_source, second_source)
+        for left, right in combinations(sources, 2):
+            both = f"dataset_dir ({left.folder} and {right.folder})"
+            if left.fingerprint == right.fingerprint:
+                remedy = "name one of them, with the weights added together"
+                raise DataError(both, "hold the same records", remedy)
+            if left.corpus["vocab_sha256"] != right.corpus["vocab_sha256"]:
+                remedy = "make one of them again with the vocabulary of the other"
+                raise DataError(both, "differ in their vocabularies", remedy)
         self.sources = sources
         self.quotas = quotas_of(weights)
         """Examples of each source in a block."""
@@ -252,14 +258,3 @@ def quotas_of(weights: Sequence[float]) -> list[int]:
     for number in by_remainder[: block - sum(quotas)]:
         quotas[number] += 1
     return quotas
-
-
-def _check_fit(left: Records, right: Records) -> None:
-    """Raise DataError for two sources of the same records or with other vocabularies."""
-    both = f"dataset_dir ({left.folder} and {right.folder})"
-    if left.fingerprint == right.fingerprint:
-        remedy = "name one of them, with the weights added together"
-        raise DataError(both, "hold the same records", remedy)
-    if left.corpus["vocab_sha256"] != right.corpus["vocab_sha256"]:
-        remedy = "make one of them again with the vocabulary of the other"
-        raise DataError(both, "differ in their vocabularies", remedy)

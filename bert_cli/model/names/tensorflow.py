@@ -1,35 +1,19 @@
 """Convert the weights of TensorFlow 1 checkpoints, of google-research/bert and its scripts, to Hugging Face's names."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from bert_cli.arrays import Array, Tensors
 from bert_cli.errors import CheckpointError
-from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
-from bert_cli.model.names.hf import LEAVES
 
 # Name there -> name in Hugging Face's classes; {} is the number of an encoder layer.
-NAMES = {
-    "bert/embeddings/word_embeddings": "bert.embeddings.word_embeddings.weight",
-    "bert/embeddings/position_embeddings": "bert.embeddings.position_embeddings.weight",
-    "bert/embeddings/token_type_embeddings": "bert.embeddings.token_type_embeddings.weight",
-    "cls/predictions/output_bias": "cls.predictions.bias",
-    "cls/seq_relationship/output_weights": "cls.seq_relationship.weight",
-    "cls/seq_relationship/output_bias": "cls.seq_relationship.bias",
-    "cls/squad/output_weights": "qa_outputs.weight",
-    "cls/squad/output_bias": "qa_outputs.bias",
-    "output_weights": "classifier.weight",
-    "output_bias": "classifier.bias",
-}
-for ours, (theirs, *_) in ARCHITECTURES["bert"].parts.items():
-    if not any(name.startswith(f"{theirs}.") for name in NAMES.values()):
-        layer = theirs.replace(".layer.{}", ".layer_{}").replace(".", "/")
-        for leaf in ("gamma", "beta") if ours.endswith("layer_norm") else ("kernel", "bias"):
-            NAMES[f"{layer}/{leaf}"] = f"{theirs}.{LEAVES[leaf]}"
+NAMES: dict[str, str] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
 # Variables of training: moments, the step, the loss scale of NVIDIA's script.
 TRAINING = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_1)?|LAMB(_1)?|global_step|beta[12]_power|"
@@ -79,11 +63,8 @@ def from_tf1(tensors: Tensors, *, where: str = "checkpoint") -> dict[str, Array]
     return renamed
 
 
-def config_of(content: object) -> JSONObject:
+def config_of(content: JSONObject) -> JSONObject:
     """Return the contents of a bert_config.json as a Hugging Face config.json, which has the same names."""
-    if not isinstance(content, Mapping):
-        where = f"bert_config.json ({type(content).__name__})"
-        raise CheckpointError(where, "is not a JSON object", "use Google's file")
     described = {name: value for name, value in content.items() if not IGNORED.fullmatch(name)}
     if unknown := sorted({*described} - {*BertConfig.model_fields, "model_type"}):
         where = f"bert_config.json ({', '.join(unknown)})"

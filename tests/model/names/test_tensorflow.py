@@ -130,8 +130,6 @@ def test_googles_config_is_read_and_a_stranger_refused():
     assert config_of(tf1_config_of(described), where="c").hidden_size == 96
     with pytest.raises(CheckpointError, match=r"bert_config\.json \(embedding_size, pooler_x\)"):
         tf1_config_of({"embedding_size": 128, "pooler_x": 1})
-    with pytest.raises(CheckpointError, match="is not a JSON object"):
-        tf1_config_of([described])
 
 
 def test_what_a_checkpoint_is_for_follows_from_its_variables():
