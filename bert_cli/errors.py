@@ -9,7 +9,6 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 # Minimum similarity of a suggested name, 0 to 1.
@@ -99,8 +98,6 @@ def absent_package(error: ModuleNotFoundError, where: str) -> Exception:
     if package in ("", __name__.partition(".")[0]):
         return error
     remedy = f"run `{COMPLETE}` in the folder of its source, with Python 3.11 to 3.13"
-    if package == "tensorflow" and where.startswith("engine") and find_spec("jax"):
-        remedy = f"pass --engine jax, or {remedy}"
     name = NAMES.get(package, package)
     return ConfigError(where, f"needs {name}, which is not installed", remedy)
 

@@ -74,15 +74,17 @@ def run(settings: VerdictSettings) -> None:
         )
     measures = [*_of_labels(out), *_of_masked_lm(out)]
     first = measures[0]
-    notes = [f"{m.name}: clearly worse" for m in measures[1:] if m.verdict == "REGRESSION"]
+    notes = []
     if first.gain.groups < MIN_DOCUMENTS:
         notes.append(f"fewer than {MIN_DOCUMENTS} documents show no difference; use more text")
-    table = [
-        (m.name, f"{m.start:.3f}", f"{m.trained:.3f}", f"{m.gain:+.3f}", f"{m.gain.groups:,}")
-        for m in measures
-    ]
-    heads = ("measure", "start", "trained", "gain [95 % interval]", "documents")
-    print_table(heads, table, right=(1, 2, 4))
+    rows = []
+    for m in measures:
+        gain = f"{m.gain:+.3f}"
+        rows.append(
+            (m.name, f"{m.start:.3f}", f"{m.trained:.3f}", gain, f"{m.gain.groups:,}", m.verdict)
+        )
+    heads = ("measure", "start", "trained", "gain [95 % interval]", "documents", "verdict")
+    print_table(heads, rows, right=(1, 2, 4))
     print_line("\n".join([*notes, f"{first.verdict}: gain {first.gain:+.3f}, {first.name}"]))
     page = render(TEMPLATE, folder=out, measures=measures, notes=notes)
     write_output(out / "report.html", page, "out")
