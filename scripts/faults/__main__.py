@@ -103,6 +103,9 @@ class Bench:
             names = set[str]().union(*(lines.get(n, ()) for n in range(first + 1, last + 1)))
         if first == 1:
             names = self.lines.tests_with_word(fault.old.strip().split(":")[0].split(" ")[0])
+        if not names:  # a child that was killed or has another environment is not in the map
+            folder = f"tests/{Path(fault.file).parent.relative_to('bert_cli').as_posix()}/"
+            names = {name for name in self.lines.seconds if name.startswith(folder)}
         chosen: list[str] = []
         left = self.cap
         for name in sorted(names, key=self.lines.seconds.__getitem__):
@@ -137,7 +140,8 @@ class Bench:
                 break
             tests = [test for test in tests if not test.startswith(without_fault)]
             failed = ""
-        verdict = "caught" if failed else "survived" if tests else "not executed"
+        executed = self.lines.tests.get(fault.file, {}).get(fault.line)
+        verdict = "caught" if failed else "survived" if executed else "not executed"
         return Result(fault, verdict, failed, len(tests), time.monotonic() - began)
 
 

@@ -176,7 +176,8 @@ def test_ten_wrong_rows_are_named_at_once(row, message, tmp_path):
 
 def test_a_file_that_does_not_exist_is_reported_with_a_similar_name(tmp_path):
     put(tmp_path / "reviews.csv", "")
-    for name, remedy in (("revews.csv", r"did you mean '.*/reviews\.csv'"), ("b/c", "check the")):
+    for name in ("revews.csv", "reviews.xls", "b/c"):
+        remedy = "check the" if name == "b/c" else r"did you mean '.*/reviews\.csv'"
         with pytest.raises(DataError, match=rf"{name}: no such file; {remedy}"):
             tables.read_text(tmp_path / name)
 

@@ -127,6 +127,7 @@ def test_a_title_is_no_markup_and_front_matter_is_no_text(tmp_path, content, tit
          [("One text.", 1), ("Two", 2)]),
         ("mount.txt", "MOUNT(8)    System    MOUNT(8)\n\nNAME\n\nIt mounts.\n\n2.38    2022    MOUNT(8)\n",
          [("MOUNT(8)", 4)]),
+        ("a.txt", "A(8)    System\n\nNAME\n\nIt mounts.\n\nA(8)    2022    A(8)\n", [("A(8)", 4)]),
         ("wiki_00", '<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\nIts text.\n</doc>\n', [("A & B", 1)]),
         ("a.csv", f"text\n{SENTENCE * 3}\n", [(f"{(SENTENCE * 3)[:79]}…", 1)]),
     ],

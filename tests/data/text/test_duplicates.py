@@ -84,12 +84,13 @@ def test_documents_without_text_are_no_duplicates(tmp_path):
     assert (counts["documents_without_text"], counts["duplicates"]) == (4, 1)
 
 
-def test_nearly_equal_documents_are_dropped_from_the_threshold_on(tmp_path, capsys):
+def test_nearly_equal_documents_are_dropped_from_the_threshold_on(tmp_path, capsys, monkeypatch):
     pytest.importorskip("rensa")
+    monkeypatch.setattr(preprocess, "SHARD_BYTES", 100)  # a shard has no documents
     # A tenth of the lines new leaves about 75 % of the runs, half of them 25 %.
     close, far = changed(A, 0.1), changed(A, 0.5)
     short = [["one two three four five"], ["ten two three four five"]]  # a run of five words each
-    folder = write(tmp_path / "in", {"1": [A, B], "2": [close, far, B, C, *short]})
+    folder = write(tmp_path / "in", {"0": [], "1": [A, B], "2": [close, far, B, C, *short]})
     assert run(folder, tmp_path / "tight", near_duplicates=0.9) == [A, B, close, far, C, *short]
     assert run(folder, tmp_path / "usual", near_duplicates=0.5) == [A, B, far, C, *short]
     note = "equal an earlier document, and 1 that nearly equal an earlier document"
