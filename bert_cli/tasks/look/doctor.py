@@ -30,18 +30,18 @@ def run(settings: DoctorSettings | DoctorRunSettings) -> None:
 def examine(settings: DoctorSettings | DoctorRunSettings, report: Report) -> Report:
     """Run all checks in order; a check that needs the result of a failed check is left out."""
     machine.check_machine(report)
+    if find_spec(settings.engine) is None and not isinstance(settings, PretrainSettings):
+        without = "not installed; search, predict and serve need none"
+        report.add("ok", settings.engine, without)
+        return report
     try:
         from bert_cli.tasks.look.examine import check_devices, check_run
+
+        devices = check_devices(report, settings)
+        if devices is not None and isinstance(settings, PretrainSettings):
+            check_run(report, settings, devices)
     except ImportError as error:  # of the engine's framework
-        if find_spec(settings.engine) is None and not isinstance(settings, PretrainSettings):
-            without = "not installed; search, predict and serve need none"
-            report.add("ok", settings.engine, without)
-            return report
         problem = f"import failed: {error}".splitlines()[0]
         remedy = f"run `{COMPLETE}` in a new environment"
         report.error(settings.engine, DeviceError(settings.engine, problem, remedy))
-        return report
-    devices = check_devices(report, settings)
-    if devices is not None and isinstance(settings, PretrainSettings):
-        check_run(report, settings, devices)
     return report
