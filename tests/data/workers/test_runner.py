@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ from bert_cli.data.workers.runner import Workers, run_shards
 from bert_cli.errors import DataError
 
 
-def fail(inputs, output):
+def fail(inputs, output, error=None):
     output.write_text("half")
-    raise DataError(str(inputs[0]), "is bad", "fix it")
+    raise error or DataError(str(inputs[0]), "is bad", "fix it")
 
 
 def give_nothing(inputs, output):
@@ -150,6 +151,9 @@ def test_a_run_that_fails_or_gives_nothing_leaves_no_manifest(tmp_path):
         with pytest.raises(DataError, match="is bad; fix it"):
             run(make_inputs(tmp_path), tmp_path / "out", processes, fail)
         assert tree(tmp_path / "out") == {}
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="space"):
+        run(make_inputs(tmp_path), tmp_path / "out", convert=partial(fail, error=full))
     with pytest.raises(DataError, match="has not finished"):
         find_files(tmp_path / "out", read_manifest(tmp_path / "out"))
     with pytest.raises(DataError, match=r"no documents in 4 shards \(nothing here\)"):
