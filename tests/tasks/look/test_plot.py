@@ -92,9 +92,9 @@ def test_a_page_has_its_pictures_and_tables_and_fetches_nothing(tmp_path, write_
     pictures = {t: draw(t, p, runs, names, 5) for t, p in pictures_of(runs).items()}
     page = page_of(runs, names, pictures, 5)
     assert not re.search(r"<(script|link|iframe|img)", page)
-    addresses = re.findall(r'(?:src|href|url)[=(]"?(.*?)[")]', page)
-    assert all(address[0] == "#" for address in addresses)
+    assert all(path[0] == "#" for path in re.findall(r'(?:src|href|url)[=(]"?(.*?)[")]', page))
     assert page.count("<svg") == len(pictures) > 3
+    assert all(style_of(number)[0] in page.partition("<svg")[0] for number in range(3))
     rows = rows_of(page)
     assert rows["seed"] == ["1", "2", "1"]
     assert rows["rate"] == ["not set", "null", "not set"]
