@@ -42,7 +42,7 @@ FILES = {
     "corpus.jsonl": '{"_id": "1", "text": "a"}\n',
     "qrels/wrong.tsv": "query-id\tcorpus-id\tscore\n1\t2\t1\n",
     "one.txt": "A single short document.\n",
-    "few.txt": "A single short document.\n\nAnother short document.\n",
+    "few.txt": "A single short document.\n\n" + "Another document. " * 500,
     "empty.txt": "",
     "rows.jsonl": "".join(json.dumps({"body": " ".join(SENTENCES[:12])}) + "\n" for _ in range(30)),
     "used/mine": "text",
@@ -225,7 +225,7 @@ MISTAKES = [
     # --- the text of a recipe, and runs side by side
     ("init rows.jsonl used --text-field body", 2, "out (used): exists and is not an empty folder"),
     ("init one.txt new", 3, "has 1 document of 4 words"),
-    ("init few.txt new", 3, "has 2 documents of 7 words; use at least 1,000 words in 4 documents"),
+    ("init few.txt new", 3, "has 2 documents of 1,004 words; use at least 1,000 words in 4 documents"),
     ("init empty.txt new", 3, "empty"),
     ("init only_corpus new", 3, "holds records, not text"),
     ("init rows.jsonl new --text-field body --from ./absent", 4, "no such folder"),

@@ -54,9 +54,9 @@ def test_a_cadence_is_of_steps_minutes_since_it_was_due_and_the_last_step_if_pro
 ):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    every = Every(steps=10, minutes=1.0)
+    every = Every(steps=10, minutes=2.0)
     due = []
-    for now, step in ((0.0, 1), (61.0, 2), (100.0, 10), (159.0, 11), (161.0, 12)):  # noqa: B007
+    for now, step in ((0.0, 1), (121.0, 2), (200.0, 10), (319.0, 11), (321.0, 12)):  # noqa: B007
         due.append(every.due(step))
     assert due == [False, True, True, False, True]
     assert not Every(steps=1, agreed=lambda due: False).due(1)
