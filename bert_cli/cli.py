@@ -126,6 +126,10 @@ def dispatch(arguments: Sequence[str]) -> None:
         print_note = print_error if _prints_json(values) else print_line
         print_note(f"{where} has no effect here: {why}")
     try:
+        if kind == "continues" and values.get("train_file") and not values["generated_dataset"]:
+            from bert_cli.data.finetune.tables import check_files
+
+            check_files(values)  # before seconds of TensorFlow
         with _engine(values.get("engine"), f"bert {name}"):
             with quiet_imports():
                 run = command.run_function()

@@ -57,6 +57,20 @@ def test_a_system_without_file_locks_is_one_line():
     assert done.stderr == "bert: linux: has no file locks; use Linux, on Windows in WSL2\n"
 
 
+def test_a_missing_file_or_column_of_a_training_is_found_before_tensorflow_is_loaded(tmp_path):
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    code = (
+        "import sys\nfrom bert_cli.cli import main\n"
+        "words = ['classify', '--pretrained-ckpt-path', 'model', '--save-ckpt-path', 'run', '--train-file']\n"
+        "assert [main([*words, name]) for name in ('no.csv', 'table.csv')] == [3, 3]\n"
+        "print({'tensorflow', 'keras'} & {*sys.modules})"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "set()\n", done.stderr
+    assert "no.csv: no such file" in done.stderr and "has no column 'text'" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "forward"),
     [

@@ -25,7 +25,7 @@ from bert_cli.arrays import Ints64
 from bert_cli.data.examples.source import Records
 from bert_cli.data.random import permute, record_at, row_keys
 from bert_cli.data.records.formats import Batch
-from bert_cli.errors import DataError
+from bert_cli.errors import ConfigError, DataError
 from bert_cli.planning.plan import Plan
 
 AHEAD = 2  # steps that are read before they are needed
@@ -148,7 +148,7 @@ class ExampleStream(Stream):
         weights: Sequence[float] = (1.0,),
         seed: int = 0,
     ) -> None:
-        """Mix sources by weights. Raises DataError for sources that do not fit."""
+        """Mix sources by weights. Raises DataError for sources that do not fit, ConfigError for too small a weight."""
         for left, right in combinations(sources, 2):
             both = f"dataset_dir ({left.folder} and {right.folder})"
             if left.fingerprint == right.fingerprint:
@@ -160,6 +160,11 @@ class ExampleStream(Stream):
         self.sources = sources
         self.quotas = quotas_of(weights)
         """Examples of each source in a block."""
+        for source, weight, quota in zip(sources, weights, self.quotas, strict=True):
+            if quota == 0:
+                where = f"dataset_dir (weight {weight:g} of {source.folder})"
+                problem = f"is too small: the corpus gets no example in {LONGEST_BLOCK}"
+                raise ConfigError(where, problem, "raise the weight or leave the corpus out")
         self.batching = batching
         self.folder: Path | None = sources[0].folder
         """With the tokenizer of the examples; None for synthetic ones."""

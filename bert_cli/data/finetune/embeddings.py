@@ -106,6 +106,9 @@ def read_retrieval(qrels: Path) -> Retrieval:
             if name not in known:
                 raise DataError(where, f"{name!r} is not in {folder / file}.jsonl", "fix the id")
         relevant.setdefault(query, {})[numbers[document]] = max(0.0, number_of(score, where))
+    # Every score would be 0, whatever the model.
+    if not any(grade for grades in relevant.values() for grade in grades.values()):
+        raise DataError(str(qrels), "names no relevant document", "use another file")
     texts = [queries[name] for name in relevant]
     return Retrieval(texts, list(documents.values()), list(relevant.values()))
 

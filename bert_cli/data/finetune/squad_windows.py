@@ -27,7 +27,7 @@ from bert_cli.data.finetune.features import (
     runs,
     window_spans,
 )
-from bert_cli.data.finetune.squad import Question, best_score, gold_of, remark_lines
+from bert_cli.data.finetune.squad import Answer, Question, best_score, gold_of, remark_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.windows import QUESTION_SPECIALS, window_error
@@ -38,6 +38,7 @@ Entry = dict[str, str | float]
 
 NO_PIECES = "questions left out of training: their answer contains no token"
 CUT_QUESTIONS = "questions longer than max_query_length, truncated"
+LONG_ANSWERS = "questions whose answer, longer than max_answer_length, is never given"
 COLUMNS = ("question", "offsets", "best_context")
 NULL_THRESHOLD = "null_threshold.json"
 # A text, the sum of its logits, and the logits.
@@ -146,6 +147,21 @@ def _answer_pieces(rows: Sequence[Question], context: Ints64, texts: Pieces) -> 
             stop = np.searchsorted(offsets[:, 0], begin + len(row.answers[0].text), side="left")
             spans[number] = first, stop - 1
     return spans
+
+
+def long_answers(
+    questions: Sequence[Question], windows: Windows, max_answer_length: int
+) -> tuple[str, ...]:
+    """Return the remark on questions whose first answer has more tokens than the maximum, if there are any."""
+    answers = [row.answers[0] if row.answers else Answer("", 0) for row in questions]
+    begin = np.array([answer.answer_start for answer in answers], np.int32)
+    end = np.array([answer.answer_start + len(answer.text) for answer in answers], np.int32)
+    owner = np.repeat(windows.question, windows.features.lengths)
+    # Each token of a paragraph has one window with the most context.
+    is_inside = windows.best_context & (windows.offsets[:, 1] > begin[owner])
+    sizes = np.bincount(owner[is_inside & (windows.offsets[:, 0] < end[owner])], minlength=len(end))
+    ids = [questions[number].id for number in np.flatnonzero(sizes > max_answer_length).tolist()]
+    return remark_lines({LONG_ANSWERS: ids} if ids else {})
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,17 @@ def open_file(path: Path) -> Part:
     raise DataError(str(path), "no such file", remedy)
 
 
+def check_files(settings: Mapping[str, Any]) -> None:
+    """Raise DataError for a file of fine-tuning that is absent, or a table without its columns."""
+    is_scored = settings["validation_file"] is not None and not settings["do_training"]
+    for name in ("validation_file",) if is_scored else ("train_file", "validation_file"):
+        if path := settings[name]:
+            open_file(path)
+            if "label_column" in settings:
+                columns = [*settings["text_column"], *settings["label_column"]]
+                next(table_rows(path, columns, Counter(), remedy=COLUMN), None)
+
+
 def read_text(path: Path) -> str:
     """Return a file as text, unpacked, without a byte order mark."""
     part = open_file(path)

@@ -17,9 +17,11 @@ from bert_cli.data.io.wrapping import (
     CUT,
     FENCED,
     MISSING,
+    NUMBERED,
     TWO_COLUMNS,
     Joiner,
     ends_within_sentences,
+    has_line_numbers,
     has_two_columns,
     margins_of,
     wrapped_width,
@@ -195,6 +197,8 @@ def _judge_lines(
     if part.format in files.DOCUMENTS:
         return part
     is_joined = reading.line_breaks == "join" and part.format != "wikiextractor"
+    if has_line_numbers(text):
+        return replace(part, fault=NUMBERED)
     if not is_joined and has_two_columns(text):
         return replace(part, fault=TWO_COLUMNS)
     margins = margins_of(text, common)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from bert_cli.data.io.documents import marked_lines, recognise_lines, sample_of
 from bert_cli.data.io.files import DOCUMENTS, Part, Reading, format_by_name, recognise
 from bert_cli.data.io.manifest import DONE, Manifest, read_manifest
-from bert_cli.data.io.wrapping import CUT, MISSING, TWO_COLUMNS
+from bert_cli.data.io.wrapping import CUT, MISSING, NUMBERED, TWO_COLUMNS
 from bert_cli.errors import ConfigError, DataError, logger
 from bert_cli.files import is_utf8, report_failure
 from bert_cli.text import count
@@ -28,6 +28,8 @@ TABLE = {"json-lines", "csv", "tsv", "parquet"}
 # Setting -> the formats that it applies to.
 APPLIES = {"text_field": TABLE, "documents": {"plain"}, "line_breaks": {"plain", "pdf", *TABLE}}
 CURES = {
+    NUMBERED: "they stay in the text, and no lines are joined; if they are no part of it, remove them, as with "
+    "sed -E 's/^ *[0-9]+//'",
     TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
     CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
     MISSING: "if these are pictures, recognise their text first, as with `ocrmypdf --skip-text IN.pdf OUT.pdf`",

@@ -28,6 +28,7 @@ MAX_BEGUN = 0.6
 MIN_CUT = 0.2  # of the lines end within a sentence
 MAX_LOWER = 0.9  # of the lines begin with a small letter; more if the text has no others
 TWO_COLUMNS = "hold two columns"
+NUMBERED = "begin with numbers"
 # What is wrong with lines; a fault may go on with where.
 CUT = "end within sentences"
 MISSING = "are missing"
@@ -143,6 +144,14 @@ def has_two_columns(text: str) -> bool:
     # The second column of proportional fonts starts a column more or less to the right.
     count = max((starts[n - 1] + starts[n] + starts[n + 1] for n in list(starts)), default=0)
     # Most lines, and enough of them: two rows can be a table.
+    return count > max(MIN_EVIDENCE, len(rows) / 2)
+
+
+def has_line_numbers(text: str) -> bool:
+    """Return whether most lines begin with the number after that of the line before, as on pleading paper."""
+    rows = [row for line in text.split("\n") if (row := line.split())]
+    numbers = [int(row[0]) if row[0].isdecimal() else -1 for row in rows]
+    count = sum(b == a + 1 > 0 for a, b in pairwise(numbers))
     return count > max(MIN_EVIDENCE, len(rows) / 2)
 
 

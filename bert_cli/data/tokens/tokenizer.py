@@ -143,11 +143,9 @@ def read_vocabulary(path: Path, sha256: str | None = None) -> Vocabulary:
     known: set[str] = set()
     for line, piece in enumerate(pieces, 1):
         if not piece or piece in known:
-            raise DataError(
-                f"vocabulary ({path}, line {line})",
-                f"{piece!r} is blank or a duplicate, so its id would have no piece",
-                f"write [unused{line - 1}] there, which leaves all other ids as they are",
-            )
+            problem = f"{piece!r} is blank or a duplicate, so its id would have no piece"
+            remedy = f"write [unused{line - 1}] there, which leaves all other ids as they are"
+            raise DataError(f"vocabulary ({path}, line {line})", problem, remedy)
         known.add(piece)
     _check_special(f"vocabulary ({path})", known)
     return Vocabulary(path, pieces, digest)
@@ -301,7 +299,11 @@ class TokenizerFolder:
         if notation is UNIGRAM:
             ids = {piece.removeprefix(" "): number for piece, number in ids.items()}
         _check_special(f"{folder} (tokenizer)", ids, self.special_tokens)
-        pieces = [""] * (1 + max(ids.values()))
+        last_piece, last = max(ids.items(), key=itemgetter(1))
+        if last >= 2 * len(ids):  # a list up to it could fill the memory
+            where = f"{folder} (tokenizer, id {last} of {last_piece!r})"
+            raise DataError(where, f"is too large for its {len(ids):,} pieces", COPY_AGAIN)
+        pieces = [""] * (1 + last)
         for piece, number in ids.items():
             pieces[number] = piece
         special = SpecialIds(*(ids[token] for token in self.special_tokens))
@@ -348,11 +350,9 @@ class TokenizerFolder:
         for token in self.added_tokens:
             number = library.token_to_id(token.content)
             if token.id != number:
-                raise DataError(
-                    f"{self.folder} (added token {token.content!r}, id {token.id})",
-                    f"the ids of added tokens have a gap, so it would get the id {number}",
-                    COPY_AGAIN,
-                )
+                where = f"{self.folder} (added token {token.content!r}, id {token.id})"
+                problem = f"the ids of added tokens have a gap, so it would get the id {number}"
+                raise DataError(where, problem, COPY_AGAIN)
         return library, notation
 
     def _from_vocabulary(self) -> "Tokenizer":

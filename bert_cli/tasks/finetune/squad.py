@@ -79,7 +79,8 @@ def _read(
     print_line(
         f"{which}: {count(len(questions), 'question')} in {count(len(windows.features), 'window')}"
     )
-    for remark in (*remarks, *windows.remarks):
+    too_long = squad_windows.long_answers(questions, windows, settings.max_answer_length)
+    for remark in (*remarks, *windows.remarks, *too_long):
         print_line(f"  {remark}")
     return questions, windows
 

@@ -22,6 +22,7 @@ from bert_cli.data.finetune.squad_windows import WindowSizes, read_window_sizes
 from bert_cli.data.tokens import hub
 from bert_cli.data.tokens.notation import TOKENIZER_FILE, WORDPIECE
 from bert_cli.data.tokens.tokenizer import VOCAB_FILE, TextTokenizer, TokenizerFolder, has_tokenizer
+from bert_cli.disk import size_of
 from bert_cli.errors import CheckpointError, ConfigError, nearest
 from bert_cli.facts.bert import BertConfig
 from bert_cli.facts.heads import SEVERAL_LABELS
@@ -289,6 +290,13 @@ def find_source(
         described |= tensorflow_names.architecture_of(shapes)
     source = Source(folder, described, str(where), weights, stored=stored)
     config = source.config  # raises an error for sizes that do not fit each other
+    # At a byte a weight, less than any format takes: a config.json of another model is noticed before gigabytes are
+    # allocated.
+    least = config.embedding_weights + config.num_hidden_layers * config.layer_weights
+    size = size_of(filter(Path.is_file, source.folder.iterdir()))
+    if least > size:
+        problem = f"describes {least:,} weights, but all files beside it have only {size:,} bytes"
+        raise CheckpointError(source.where, problem, "copy the model again")
     read_embedding(source.folder)
     if not source.described.get("architectures"):
         entries = hf.class_of(source.read_weights(), config)

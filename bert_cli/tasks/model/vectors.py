@@ -25,6 +25,7 @@ from bert_cli.tasks.model.opened import (
     head_of,
     row_of,
 )
+from bert_cli.train.checkpoint import read_settings
 
 BATCH = 32  # texts that are read at once
 
@@ -37,13 +38,21 @@ class Embedding(Predictor):
 
     @classmethod
     def read_defaults(cls, source: models.Source, settings: PredictSettings) -> JSONObject:
-        """Return pooling, normalization and length of the model; warn about one that fills masks."""
+        """Return pooling, normalization and length of the model; warn about one that fills masks, or of other sizes."""
         head = head_of(source)
         if head is not None and head.fills_masks:
             problem = "was trained to fill masks, so the similarities of its vectors hardly differ"
             remedy = "train it with `bert embed` first"
             print_error(f"warning: {source.folder} {problem}; {remedy}")
         check_dimensions(settings.dimensions, source)
+        fixed = read_settings(source.folder).fixed
+        sizes = [source.config.hidden_size, *(fixed.get("matryoshka") or [])]
+        size = settings.dimensions or sizes[0]
+        if "matryoshka" in fixed and size not in sizes:
+            trained = ", ".join(map(str, sizes))
+            problem = f"is not a size for which the vectors were trained ({trained})"
+            remedy = "use one of these, or train with `bert embed --matryoshka`"
+            print_error(f"warning: dimensions ({size}): {problem}; {remedy}")
         return embeddings.read_embedding(source.folder)
 
     def outputs(self, columns: Columns) -> Any:

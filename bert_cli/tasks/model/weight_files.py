@@ -3,6 +3,7 @@
 Nothing is unpickled, and PyTorch and TensorFlow are imported only for their own files.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,10 +84,19 @@ def _read_torch(path: Path) -> Tensors:
         ) from error
     try:
         tensors: Any = torch.load(path, map_location="cpu", weights_only=True)
+        # A checkpoint of training has the weights in an entry, such as state_dict, beside the optimizer's state.
+        nested = [
+            entry
+            for entry in (tensors, *tensors.values())
+            if isinstance(entry, dict) and any(hasattr(of, "numpy") for of in entry.values())
+        ]
+        if len(nested) != 1:
+            raise ValueError(f"{len(nested)} of its entries are weights by name: {[*tensors][:8]}")
         # NumPy has no bfloat16; float32 holds all its values.
         return {
             str(name): (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-            for name, value in tensors.items()
+            for name, value in nested[0].items()
+            if hasattr(value, "numpy")
         }
     except Exception as error:  # the loader has no common exception
         problem = f"cannot be read as weights only ({_first_line(error)})"
@@ -97,7 +107,7 @@ def _read_torch(path: Path) -> Tensors:
 def tensorflow_prefix(path: Path) -> Path | None:
     """Return the prefix of the TensorFlow checkpoint that the path is or contains. Raises CheckpointError for an index.
 
-    Raises CheckpointError for several checkpoints, too.
+    Of several checkpoints, the one named in TensorFlow's file `checkpoint`.
     """
     if path.is_file():
         with path.open("rb") as file:
@@ -118,6 +128,14 @@ def tensorflow_prefix(path: Path) -> Path | None:
     ]
     if len(prefixes) < 2:
         return prefixes[0] if prefixes else None
+    state = path / "checkpoint"
+    try:
+        text = state.read_text(encoding="utf-8") if state.is_file() else ""
+    except ValueError as error:
+        raise CheckpointError(str(state), f"cannot be read ({error})", "move it away") from error
+    match = re.search(r'^model_checkpoint_path: "(.*)"$', text, re.MULTILINE)
+    if match and (newest := path / Path(match[1]).name) in prefixes:
+        return newest
     names = ", ".join(prefix.name for prefix in prefixes)
     problem = f"holds {len(prefixes)} checkpoints ({names})"
     raise CheckpointError(str(path), problem, "use one of them")

@@ -16,6 +16,7 @@ from bert_cli.data.finetune import tables
 from bert_cli.data.finetune.glue import TASKS
 from bert_cli.data.io.files import JSON_OBJECT, TABLES, format_by_name
 from bert_cli.data.io.rows import Rows, check_columns, check_text, json_rows, listed
+from bert_cli.data.io.wrapping import wrapped_width
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.facts.heads import SEQUENCE_CLASSIFICATION
 from bert_cli.facts.windows import window_error
@@ -29,6 +30,8 @@ from bert_cli.text import count
 from bert_cli.train.checkpoint import read_settings
 
 FIELD = "pass one by --text-column"
+# Lines of an input from which hard line breaks are recognised.
+LINES_JUDGED = 1000
 SINGLE_LABEL = "single_label_classification"
 CLASSIFICATION = SEQUENCE_CLASSIFICATION.task
 # Batches that are sorted by length together, and printed together.
@@ -210,6 +213,10 @@ def read_inputs(
     if JSON_OBJECT.match(lines[0]):
         remedy = "pass a file with the suffix .jsonl as --input"
         raise DataError(f"{where} (line 1)", "is a JSON object, not a text", remedy)
+    if wrapped_width("\n".join(lines[:LINES_JUDGED])):
+        problem = "its lines end within sentences, but each line is read as one text"
+        remedy = "write each text on one line, or as JSON lines with the key text"
+        print_error(f"warning: {where}: {problem}; {remedy}")
     for number, line in enumerate(lines, 1):
         yield Input(f"{where} (line {number})", {"text": line})
 

@@ -7,7 +7,7 @@ from support.corpora import assert_equal, make_corpus
 from bert_cli.data.examples.reader import Batching, ExampleStream, quotas_of, shuffled
 from bert_cli.data.examples.source import Records
 from bert_cli.data.records.corpus import RecordFiles
-from bert_cli.errors import DataError
+from bert_cli.errors import ConfigError, DataError
 
 S = 32
 PACKED = {"sequence_length": S, "max_sequences_per_pack": 4}
@@ -121,3 +121,5 @@ def test_corpora_that_do_not_fit_together_are_refused_and_both_are_named(home, t
         with pytest.raises(DataError, match=message) as caught:
             ExampleStream([one, other], BATCHING, (1, 1))
         assert str(one.folder) in str(caught.value) and str(other.folder) in str(caught.value)
+    with pytest.raises(ConfigError, match=r"weight 1e-09 of .*small\): is too small"):
+        mixture(home, (2**0.5, 1, 1e-9))

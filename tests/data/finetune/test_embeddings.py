@@ -56,6 +56,11 @@ def test_a_query_with_judgements_but_no_relevant_document_is_scored_with_zero(re
     assert scores == {"ndcg_10": 0.5, "recall_10": 0.5, "recall_100": 0.5}
 
 
+def test_judgements_without_any_relevant_document_are_refused(read):
+    with pytest.raises(DataError, match="names no relevant document"):
+        read("a\td0\t0", "b\td1\t-1")
+
+
 def test_a_document_or_query_that_comes_twice_is_refused_with_both_lines(read, tmp_path):
     for name, places in (("queries", "abb"), ("corpus", ["d0", "d1", " d1 "])):
         path = tmp_path / f"{name}.jsonl"

@@ -156,6 +156,26 @@ def test_an_answer_starts_at_a_position_only_in_its_best_window():
     assert logits["c"] == 1.0 and logits["b"] == 0.0
 
 
+def test_answers_that_are_longer_than_the_maximum_are_reported(tokenizer):
+    """Of "the walking, cafe" in windows of a paragraph: the, walk, ##ing, comma, cafe."""
+    context = "a b c d e f g h i j k l the walking, cafe m n o p q"
+    start = context.index("the")
+    ends = (("one", 3), ("three", 11), ("part", 9), ("five", 17))
+    rows = [question(context, answer=(start, start + end), name=name) for name, end in ends]
+    rows.append(squad.Question("none", "who?", context, (), True))
+    for training in (True, False):
+        made = windows_for(rows, tokenizer, training=training)
+        assert len(made.question) > len(rows)
+        for longest, ids in (
+            (0, "4 * (one, three, part, ...)"),
+            (2, "3 * (three, part, five)"),
+            (3, "1 * (five)"),
+        ):
+            remark = ids.replace("*", squad_windows.LONG_ANSWERS)
+            assert squad_windows.long_answers(rows, made, longest) == (remark,)
+        assert squad_windows.long_answers(rows, made, 5) == ()
+
+
 def test_n_best_has_different_texts_and_of_equal_ones_the_best(monkeypatch):
     monkeypatch.setattr(squad_windows, "N_BEST", 2)
     made, row = windows_over((0, range(6), range(6))), question("x-x-y-")

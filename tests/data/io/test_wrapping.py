@@ -262,6 +262,11 @@ def test_lines_that_cannot_be_joined_are_named(tmp_path, capsys):
     for name, text, problem in (
         ("columns", columns, "hold two columns; .* pdftotext without -layout"),
         ("ragged", "\n".join(ragged), "end within sentences; .* add --line-breaks join"),
+        (
+            "pleading",
+            "\n".join(f"{n % 28 + 1:>2}  {line}" for n, line in enumerate(left)),
+            "begin with numbers; they stay in the text",
+        ),
     ):
         (tmp_path / name).write_text(text)
         sentences(tmp_path / name, tmp_path / f"{name}.out", sentence_splitter="lines")

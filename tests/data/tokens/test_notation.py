@@ -151,6 +151,10 @@ def in_part(part):
     return lambda old: {part: {"type": "Sequence", part + "s": [entry, old[part]]}}
 
 
+def with_piece(old):
+    return {"model": {**old["model"], "vocab": old["model"]["vocab"] | {"zzz": 2**31}}}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -161,6 +165,7 @@ def in_part(part):
         # Its time has no bound.
         (in_part("normalizer"), r"\('\(a\+\)\+\$'\): is a regular expression"),
         (in_part("pre_tokenizer"), r"\('\(a\+\)\+\$'\): is a regular expression"),
+        (with_piece, "id 2147483648 of 'zzz'"),
     ],
 )  # fmt: skip
 def test_a_tokenizer_that_cannot_be_used_is_refused_by_name(folder, tmp_path, change, message):

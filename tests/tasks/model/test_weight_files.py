@@ -166,10 +166,17 @@ def test_an_object_checkpoint_of_tensorflow_2_is_refused(model, tmp_path):
         find_source(str(tmp_path))
 
 
-def test_several_checkpoints_are_refused_by_their_names(tmp_path):
+def test_of_several_checkpoints_the_one_that_tensorflow_names_is_read(tmp_path):
     for name in ("20.ckpt", "170.ckpt"):
         (tmp_path / f"{name}.index").touch()
     with pytest.raises(CheckpointError, match=r"2 checkpoints \(170\.ckpt, 20\.ckpt\)"):
+        tensorflow_prefix(tmp_path)
+    state = tmp_path / "checkpoint"
+    # As TensorFlow writes it, but in another folder, from which this one was moved.
+    state.write_text('model_checkpoint_path: "/elsewhere/20.ckpt"\n')
+    assert tensorflow_prefix(tmp_path) == tmp_path / "20.ckpt"
+    state.write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"checkpoint: cannot be read \(.*; move it away"):
         tensorflow_prefix(tmp_path)
 
 
@@ -227,6 +234,8 @@ def test_a_folder_without_a_class_has_the_class_of_its_weights(
         ({"id2label": ["a", "b"]}, r"\(id2label\)"),
         ({"architectures": "BertModel"}, r"\(architectures\)"),
         ({"model_type": ["bert"]}, r"\(model_type\)"),
+        ({"vocab_size": 10**7}, r"describes 320,0.* have only"),
+        ({"num_hidden_layers": 1000}, "have only"),
     ],
 )
 def test_entries_of_a_config_that_mean_another_model_are_refused(changes, message, model, tmp_path):
@@ -235,15 +244,17 @@ def test_entries_of_a_config_that_mean_another_model_are_refused(changes, messag
         find_source(str(folder))
 
 
-def test_weights_of_parallel_training_are_read(in_torch, weights, tmp_path):
+def test_weights_in_a_checkpoint_of_training_are_read(in_torch, weights, tmp_path):
     import torch
 
     tensors = torch.load(in_torch / "pytorch_model.bin", weights_only=True)
     rounded = {**weights, "cls.predictions.bias": tensors["cls.predictions.bias"].float().numpy()}
     parallel = {f"module.{name}": value for name, value in tensors.items()}
+    optimizer = {"state": {0: {"step": 3}}, "param_groups": []}
     folder = shutil.copytree(in_torch, tmp_path / "model")
-    torch.save(parallel, folder / "pytorch_model.bin")
-    assert_same_model(folder, rounded)
-    torch.save({"model": tensors}, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="cannot be read as weights only"):
+    for content in (parallel, {"state_dict": parallel, "epoch": 3, "optimizer": optimizer}):
+        torch.save(content, folder / "pytorch_model.bin")
+        assert_same_model(folder, rounded)
+    torch.save({"model": tensors, "ema": tensors}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"2 of its entries are weights.*'model', 'ema'"):
         find_source(str(folder)).tensors()

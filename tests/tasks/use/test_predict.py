@@ -8,6 +8,7 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from types import SimpleNamespace
 
 import numpy as np
@@ -551,6 +552,17 @@ def test_vectors_of_a_model_that_fills_masks_come_with_a_warning(models, capsys)
 
 
 # --- inputs and settings
+
+
+def test_texts_with_hard_line_breaks_come_with_a_warning(models, capsys, tmp_path):
+    article = (ROOT / "data" / "sample" / "articles" / "Glacier.wiki").read_text(encoding="utf-8")
+    paragraphs = [line for line in article.split("\n") if len(line) > 400][:4]
+    lines = [line for text in paragraphs for line in (*wrap(text, 80), "")]
+    for texts, is_warned in ((lines, True), (paragraphs, False)):
+        path = as_file(tmp_path, "texts.txt", *texts)
+        assert main(["predict", str(models["text"]), "--input", str(path)]) == 0
+        warning = f"warning: {path}: its lines end within sentences, but each line is read as one"
+        assert (warning in capsys.readouterr().err) == is_warned
 
 
 def test_an_empty_line_has_an_empty_answer(models, capsys, tmp_path):
