@@ -69,7 +69,7 @@ def find_config(name: str, given_as: str = "--config", folder: Path = Path()) ->
     if config := shipped.get(name.removesuffix(".json")):
         return config
     # Names to suggest: of shipped configs, and of the files in the folder that was meant.
-    files = {path.stem: str(Path(name).parent / path.name) for path in path.parent.glob("*.json")}
+    files = {file.stem: str(Path(name).parent / file.name) for file in path.parent.glob("*.json")}
     stem = nearest(Path(name).stem, (*shipped, *files))
     remedy = f"shipped configs: {', '.join(shipped)}"
     if stem:

@@ -145,8 +145,9 @@ def step_of(path: Path) -> int:
 
 def complete_checkpoints(folder: Path | None) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    states = folder.glob(f"step_*/{STATE}") if folder else ()
-    return sorted((s.parent for s in states if CHECKPOINT.fullmatch(s.parent.name)), key=step_of)
+    paths = folder.glob("step_*") if folder else ()
+    complete = (p for p in paths if CHECKPOINT.fullmatch(p.name) and (p / STATE).is_file())
+    return sorted(complete, key=step_of)
 
 
 @contextmanager
@@ -235,15 +236,10 @@ class Folder:
     @property
     def best_checkpoint(self) -> Path | None:
         """The checkpoint with the best score, None if none was scored."""
-        best = self.best
-        return next(
-            (
-                path
-                for path in complete_checkpoints(self.path)
-                if best and step_of(path) == best.step
-            ),
-            None,
-        )
+        if self.path is None or self.best is None:
+            return None
+        path = self.path / checkpoint_name(self.best.step)
+        return path if (path / STATE).is_file() else None
 
     def write_best(self, step: int, name: str, value: float) -> None:
         """Write the score of a step, the value of the metric `name`, to best.json if no older checkpoint is as good."""

@@ -168,7 +168,7 @@ def held_out(metrics: Metrics) -> dict[str, float]:
 
 def runs_below(folder: Path) -> Iterator[Run]:
     """Yield the runs in a folder and below it by their names, without hidden folders and links."""
-    for path, folders, _ in os.walk(folder):  # over what is not readable, or removed meanwhile
+    for path, folders, _ in os.walk(folder):  # skips what is not readable, or removed meanwhile
         folders[:] = sorted(n for n in folders if n[0] != "." and not CHECKPOINT.fullmatch(n))
         if is_run(Path(path)):
             yield Run(Path(path))

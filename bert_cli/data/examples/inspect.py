@@ -22,6 +22,24 @@ from bert_cli.files import JSONObject
 
 BARS = 16
 BAR_WIDTH = 50
+# Statistic of a sample -> the count, and the count that it is a fraction of.
+STATISTICS: dict[str, tuple[str, str | None]] = {
+    "examples": ("examples", None),
+    "tokens": ("tokens", None),
+    "real_token_fraction": ("tokens", "positions"),
+    "tokens_per_example": ("tokens", "examples"),
+    "predictions": ("predictions", None),
+    "masked_token_fraction": ("predictions", "tokens"),
+    "masks_shown_as_mask": ("masked", "predictions"),
+    "masks_shown_as_another_word": ("replaced", "predictions"),
+    "masks_shown_as_they_are": ("unchanged", "predictions"),
+    "predictions_per_example": ("predictions", "examples"),
+    "examples_with_all_predictions": ("full", "examples"),
+    "next_sentence_labels": ("labels", None),
+    "random_next_fraction": ("random_labels", "labels"),
+    "unknown_token_fraction": ("unknown", "text_tokens"),
+    "pieces_per_word": ("word_pieces", "words"),
+}
 
 
 class Check(NamedTuple):
@@ -44,10 +62,10 @@ class Finding(NamedTuple):
     remedy: str
 
 
-_TABLES = json.loads(Path(__file__).with_suffix(".json").read_bytes())
-# Statistic of a sample -> the count, and the count that it is a fraction of.
-STATISTICS: dict[str, tuple[str, str | None]] = _TABLES["statistics"]
-CHECKS = {name: Check(**row) for name, row in _TABLES["checks"].items()}
+CHECKS = {
+    name: Check(**row)
+    for name, row in json.loads(Path(__file__).with_suffix(".json").read_bytes()).items()
+}
 CHECKS["repeats"] = Check(
     *(0.0, MAX_REPEATS, "records", 1),
     f"a sequence of {N} tokens recurs {{:.2f}} times on average",

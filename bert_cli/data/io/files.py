@@ -74,7 +74,12 @@ WITHIN: dict[Format, bytes] = {
     "docx": b"word/document.xml",
 }
 # Suffix of a name -> format; a compression may follow.
-NAMED: dict[str, Format] = json.loads(Path(__file__).with_name("suffixes.json").read_bytes())
+NAMED: dict[str, Format] = {
+    **{".csv": "csv", ".tsv": "tsv", ".txt": "plain", ".md": "plain", ".parquet": "parquet"},
+    **dict.fromkeys((".json", ".jsonl", ".ndjson", ".jsonlines"), "json-lines"),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+    **{".docx": "docx", ".odt": "odt", ".epub": "epub", ".pdf": "pdf"},
+}
 HEAD_BYTES = 1 << 20  # unpacked bytes that decide what a file is
 PACKED_BYTES = 1 << 16  # bytes of a compressed file that are unpacked at a time
 # Bytes of text in a byte of the file: 10 MB of English articles, at each program's default level.

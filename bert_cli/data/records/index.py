@@ -126,9 +126,9 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     corpus |= {"files": files, "records": records, "fingerprint": fingerprint}
     copied = [name for name in (OFFSETS, *tokenizer.FILES) if (folder / name).is_file()]
     sums = checksums(folder, [file["name"] for file in files] + copied, before)
-    for file in files:
-        file["crc32c"] = sums.pop(0)["crc32c"]
-    corpus["other_files"] = sums
+    for file, row in zip(files, sums[: len(files)], strict=True):
+        file["crc32c"] = row["crc32c"]
+    corpus["other_files"] = sums[len(files) :]
     write_json_atomically(folder / CORPUS, corpus)
     return corpus
 
@@ -182,7 +182,7 @@ def describe(vocabulary: Vocabulary, **values: object) -> JSONObject:
 
 
 def description_of(folder: Path, corpus: JSONObject, vocab: str | None) -> JSONObject:
-    """Return the description of the records from corpus.json, whose vocabulary `vocab` has to be."""
+    """Return the description of the records from corpus.json, `vocab`, if set, must be its vocabulary."""
     if vocab is not None and _find_vocabulary(vocab).sha256 != corpus["vocab_sha256"]:
         problem = "is not the vocabulary that the records were made with"
         raise DataError(f"vocab ({vocab})", problem, "leave it out")

@@ -34,14 +34,17 @@ def examine(settings: DoctorSettings | DoctorRunSettings, report: Report) -> Rep
         without = "not installed; search, predict and serve need none"
         report.add("ok", settings.engine, without)
         return report
-    try:
-        from bert_cli.tasks.look.examine import check_devices, check_run
+    from bert_cli.tasks.look.examine import check_devices, check_run
+    from bert_cli.tasks.run import resolve
 
-        devices = check_devices(report, settings)
-        if devices is not None and isinstance(settings, PretrainSettings):
-            check_run(report, settings, devices)
+    try:
+        resolve.runtime(settings.engine)
     except ImportError as error:  # of the engine's framework
         problem = f"import failed: {error}".splitlines()[0]
         remedy = f"run `{COMPLETE}` in a new environment"
         report.error(settings.engine, DeviceError(settings.engine, problem, remedy))
+        return report
+    devices = check_devices(report, settings)
+    if devices is not None and isinstance(settings, PretrainSettings):
+        check_run(report, settings, devices)
     return report

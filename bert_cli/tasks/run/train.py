@@ -38,7 +38,7 @@ def run_training(
 ) -> tuple[Run, bool]:
     """Train from the state of the run's folder to the last step; the flag is False if a request has stopped it.
 
-    A run that saves nothing, a measurement or a dry run, takes at most so many `steps`. `stack` holds the lock of the
+    A run that saves nothing, a measurement or a dry run, takes at most `steps` steps. `stack` holds the lock of the
     folder. Raises ConfigError, DataError, CheckpointError or DeviceError.
     """
     began = time.monotonic()

@@ -219,7 +219,17 @@ def test_all_findings_are_printed_and_written_and_the_first_error_decides(
 
 
 def test_a_tensorflow_that_cannot_be_imported_is_a_finding(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bert_cli.tasks.look.examine", None)
-    results = examined(tmp_path)
-    assert results[-1].level == "error" and "import failed" in results[-1].found
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "bert_cli.parallel.tensorflow.mesh", raising=False)
+        patch.setitem(sys.modules, "tensorflow", None)
+        results = examined(tmp_path)
+    assert (results[-1].what, results[-1].level) == ("tensorflow", "error")
+    assert "import failed: import of tensorflow halted" in results[-1].found
     assert of("processor", results).level == "ok"
+
+    def check_run(*_):
+        raise ImportError("a package that a step needs")
+
+    monkeypatch.setattr(examine, "check_run", check_run)
+    with pytest.raises(ImportError, match="that a step needs"):
+        examined(tmp_path)
