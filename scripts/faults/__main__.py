@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import NamedTuple
@@ -35,7 +36,7 @@ class Result(NamedTuple):
     verdict: str
     """`caught`, `survived`, or `not executed` by a test."""
     test: str
-    """The test that failed."""
+    """The test that failed, or what fails without the fault, too."""
     tests: int
     seconds: float
 
@@ -65,14 +66,15 @@ class Bench:
         if pid == 0:
             self.run_in_child(chosen, outcome, [*files, *words])
         deadline = time.monotonic() + 3 * self.cap + 60
-        while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+        ended = 0
+        while ended == 0 and time.monotonic() < deadline:
             time.sleep(0.05)
-        try:
+            ended, _ = os.waitpid(pid, os.WNOHANG)
+        with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        else:
             time.sleep(0.1)
+        if ended == 0:
+            os.waitpid(pid, 0)
         if not outcome.exists():
             return "the process ended or hung"
         return next(iter(json.loads(outcome.read_text(encoding="utf-8"))["failed"]), "")
@@ -128,6 +130,7 @@ class Bench:
             tests = [str(file.relative_to(self.tree)) for file in sorted(folder.rglob("test_*.py"))]
             words = ["--slow", "-m", "slow"]
         failed = ""
+        note = ""
         while tests:
             path.write_text("".join(changed), encoding="utf-8")
             failed = self.failure(tests, words)
@@ -138,11 +141,14 @@ class Bench:
             if not without_fault:
                 self.reliable.add(failed)
                 break
-            tests = [test for test in tests if not test.startswith(without_fault)]
             failed = ""
+            if without_fault not in tests:
+                note = f"also without the fault: {without_fault}"
+                break
+            tests.remove(without_fault)
         executed = self.lines.tests.get(fault.file, {}).get(fault.line)
         verdict = "caught" if failed else "survived" if executed else "not executed"
-        return Result(fault, verdict, failed, len(tests), time.monotonic() - began)
+        return Result(fault, verdict, failed or note, len(tests), time.monotonic() - began)
 
 
 def print_table(results: list[Result], title: str, names: list[str]) -> None:

@@ -230,9 +230,9 @@ def changes_of_parts(
     values: list[ast.expr | None] = []
     match node:
         case ast.Dict():
-            yield from (("stale key", node, left) for left in without(source, node))
+            yield from (("stale key", node, left) for left in shorter_displays(source, node))
         case ast.Tuple(ctx=ast.Load()) | ast.List(ctx=ast.Load()) if source.is_keyed(node):
-            yield from (("stale key", node, left) for left in without(source, node))
+            yield from (("stale key", node, left) for left in shorter_displays(source, node))
         case ast.FunctionDef(args=arguments):
             values += (*arguments.defaults, *arguments.kw_defaults)
         case ast.AnnAssign(value=value) if isinstance(source.parents[node], ast.ClassDef):
@@ -257,7 +257,7 @@ def changes_of_parts(
             yield "wrong default", value, str(wrong)
 
 
-def without(source: Source, node: ast.Dict | ast.Tuple | ast.List) -> Iterator[str]:
+def shorter_displays(source: Source, node: ast.Dict | ast.Tuple | ast.List) -> Iterator[str]:
     """Yield the text of a display without each of its entries."""
     text = source.segment
     if isinstance(node, ast.Dict):

@@ -122,8 +122,15 @@ class LineTests:
                 "1200",
             ]
             done = subprocess.run([*command, *words], cwd=tree, env=environment(root, tree) | more)
+            outcome = folder / "outcome.json"
+            if not outcome.is_file():
+                print(
+                    f"pytest ended with {done.returncode} before it wrote what it ran",
+                    file=sys.stderr,
+                )
+                return done.returncode or 1
             self.move_to(tree)
-            seconds = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))["seconds"]
+            seconds = json.loads(outcome.read_text(encoding="utf-8"))["seconds"]
             for lines in self.tests.values():
                 for names in lines.values():
                     names.difference_update(seconds)
