@@ -1,9 +1,13 @@
-"""Files that the data code refuses: what reads them, their name and content, and the words of the error."""
+"""Files that the data code refuses: what reads them, their name and content, and the words of the error.
+
+The error names the file. Where it names another path, the row has both: `("other.txt", "")` for the folder.
+"""
 
 import bz2
 import contextlib
 import gzip
 import json
+import re
 import sqlite3
 import tarfile
 from functools import partial
@@ -26,6 +30,11 @@ from bert_cli.errors import CheckpointError, ConfigError, DataError
 def table(path, labels=("label",), separator=None):
     columns = {"text_columns": ("text",), "label_columns": list(labels)}
     tables.read_table(path, **columns, label_names=None, label_separator=separator)
+
+
+def recognised(path):
+    """Only recognise a file: a step refuses it before it writes."""
+    files.recognise(path, files.Reading())
 
 
 def text(path, **reading):
@@ -213,7 +222,7 @@ def made_by_programs():
             writer.write_table(arrow)
         data = stream.getvalue().to_pybytes()
         written.append((kind, data, "is an Arrow file; write its text as Parquet"))
-    return [(text, f"a.{kind}", data, words) for kind, data, words in written]
+    return [(recognised, f"a.{kind}", data, words) for kind, data, words in written]
 
 
 ROW = b'{"text": "One \\ud83d\\ude00."}\n\n%b\n{"text": "Two."}\n'
@@ -223,35 +232,35 @@ PROGRAMS = made_by_programs()
 IN_16_BITS = ("utf-16", "utf-16-le", "utf-16-be", "utf-32")
 # What is refused, packed or not.
 NO_TEXT = [
-    (text, "a.txt", "In sixteen bits.".encode("utf-16-le"), "is UTF-16LE, not UTF-8"),
-    (text, "a.png", b"\x89PNG\r\n\x1a\n" + bytes(2000), "is a picture; leave it out"),
-    (text, "a.xml", b'<doc id="1">\nText.\n</doc>\n', "contains no document.* url="),
+    (recognised, "a.txt", "In sixteen bits.".encode("utf-16-le"), "is UTF-16LE, not UTF-8"),
+    (recognised, "a.png", b"\x89PNG\r\n\x1a\n" + bytes(2000), "is a picture; leave it out"),
+    (recognised, "a.xml", b'<doc id="1">\nText.\n</doc>\n', "contains no document.* url="),
     # Another program makes text of these.
-    (text, "a", b"%PDF-1.7\n", "is a PDF that is damaged or too large .*; download or copy the file again"),
-    (text, "a", b"PK\x03\x04\x14", "is a zip archive, as are docx.* as with `unzip "),
-    (text, "a", b"%!PS-Adobe-3.0\n", "is PostScript"),
-    (text, "a", b"\xef\xbb\xbf\n<!DOCTYPE html>", r"is HTML .*\(Document is empty\); "),
-    (text, "a", b"<HTML lang='en'>", "is HTML that has no text"),
-    (text, "a", b"{\\rtf1", "is rich text"),
-    (text, "a", b"<mediawiki xml:lang='en'>", "is a MediaWiki dump; run `bert extract "),
-    (text, "a", b"<?xml version='1.0'?>\n<mediawiki>", "is a MediaWiki dump; run"),
-    (text, "a", b"<?xml version='1.0'?>\n<!-- a --><html>", "is HTML"),
-    (text, "a", b"<?xml version='1.0'?>\n<article>", "is XML, not text; .*--input-format plain to"),
-    (text, "a", b"WARC/1.0\r\nWARC-Type: warcinfo\r\n", "is a WARC file"),
-    (text, "a", b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS.*git lfs pull"),
-    (text, "a", b"\x7fELF\x02", "is a program"),
-    (text, "a", b"7z\xbc\xaf\x27\x1c", "is a 7z archive; unpack it first"),
-    (text, "a", gzip.compress(gzip.compress(b"Text.")), "is gzip in another compression; unpack"),
+    (recognised, "a", b"%PDF-1.7\n", "is a PDF that is damaged or too large .*; download or copy the file again"),
+    (recognised, "a", b"PK\x03\x04\x14", "is a zip archive, as are docx.* as with `unzip "),
+    (recognised, "a", b"%!PS-Adobe-3.0\n", "is PostScript"),
+    (recognised, "a", b"\xef\xbb\xbf\n<!DOCTYPE html>", r"is HTML .*\(Document is empty\); "),
+    (recognised, "a", b"<HTML lang='en'>", "is HTML that has no text"),
+    (recognised, "a", b"{\\rtf1", "is rich text"),
+    (recognised, "a", b"<mediawiki xml:lang='en'>", "is a MediaWiki dump; run `bert extract "),
+    (recognised, "a", b"<?xml version='1.0'?>\n<mediawiki>", "is a MediaWiki dump; run"),
+    (recognised, "a", b"<?xml version='1.0'?>\n<!-- a --><html>", "is HTML"),
+    (recognised, "a", b"<?xml version='1.0'?>\n<article>", "is XML, not text; .*--input-format plain to"),
+    (recognised, "a", b"WARC/1.0\r\nWARC-Type: warcinfo\r\n", "is a WARC file"),
+    (recognised, "a", b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS.*git lfs pull"),
+    (recognised, "a", b"\x7fELF\x02", "is a program"),
+    (recognised, "a", b"7z\xbc\xaf\x27\x1c", "is a 7z archive; unpack it first"),
+    (recognised, "a", gzip.compress(gzip.compress(b"Text.")), "is gzip in another compression; unpack"),
     *PROGRAMS,
 ]  # fmt: skip
 TEXT = [
     *NO_TEXT,
-    *((text, "packed", gzip.compress(data), words) for _, _, data, words in NO_TEXT),
-    (text, "a.bin", b"\x01\x02" + bytes(2000), "is not UTF-8 text"),
-    (text, "a.mac", b"One.\rTwo.\r\rThree.\r", r"carriage returns alone.* tr '\\r'"),
-    (text, "a.txt.gz", b"Plain text.\n", "has a name for gzip, but"),
-    (text, "a.pdf", b"junk\n%PDF-1.7\n", "is a PDF that is damaged"),
-    (text, "a.pdf", b"Plain text.\n", "has a name for pdf, but its content is not pdf"),
+    *((recognised, "packed", gzip.compress(data), words) for _, _, data, words in NO_TEXT),
+    (recognised, "a.bin", b"\x01\x02" + bytes(2000), "is not UTF-8 text"),
+    (recognised, "a.mac", b"One.\rTwo.\r\rThree.\r", r"carriage returns alone.* tr '\\r'"),
+    (recognised, "a.txt.gz", b"Plain text.\n", "has a name for gzip, but"),
+    (recognised, "a.pdf", b"junk\n%PDF-1.7\n", "is a PDF that is damaged"),
+    (recognised, "a.pdf", b"Plain text.\n", "has a name for pdf, but its content is not pdf"),
     (text, "b", b"One.\nTwo.\nCaf\xe9.\n", r"\(line 3\): byte 0xE9 is not UTF-8"),
     *((text, "rows.jsonl", gzip.compress(ROW % row), rf"\(line 3\){words}") for row, words in (
         (b'{"text": "cut', r": is not JSON \(Invalid"), (b'{"body": "elsewhere"}', ".*only 'body'; .* --text-field"),
@@ -332,18 +341,21 @@ TOKENS = [
        rf"line 9\): '{piece}' is blank .*write \[unused8\]") for piece in ("cat", "")),
     *((read, "vocab.txt", vocabulary_of(*(piece for piece in PIECES if piece != token)), rf"lacks \{token}")
       for token in PIECES[3:] for read in (read_vocabulary, tokenizer)),
-    (tokenizer, "other.txt", "", r"holds neither vocab\.txt nor tokenizer\.json"),
+    (tokenizer, ("other.txt", ""), "", r": holds neither vocab\.txt nor tokenizer\.json"),
     (tokenizer, "tokenizer.json", '{"model": {"type": "WordPiece", "vocab": 3}}', "cannot be read"),
-    (split_of("rte"), "other.tsv", "", "no such file; use the folder that contains RTE"),
-    (of_folder(lambda folder: templates.read_rules(folder / "absent")), "a", "",
-     r"absent: cannot be read \(No such file", ConfigError),
+    (split_of("rte"), ("other.tsv", "dev.tsv"), "", "no such file; use the folder that contains RTE"),
+    (of_folder(lambda folder: templates.read_rules(folder / "absent")), ("a", "absent"), "",
+     r"cannot be read \(No such file", ConfigError),
 ]  # fmt: skip
 
 ROWS = [*TABLES, *TASKS, *QUESTIONS, *TEXT, *DOCUMENTS, *TOKENS]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+@pytest.mark.parametrize("row", ROWS, ids=[" ".join(re.findall(r"\w+", row[3])) for row in ROWS])
 def test_a_file_is_refused_with_its_name_its_line_and_what_to_do(row, tmp_path):
     read, name, content, words, *kind = row
-    with pytest.raises(kind[0] if kind else DataError, match=rf"({name}|{tmp_path}).*?{words}"):
+    name, place = name if isinstance(name, tuple) else (name, name)
+    message = f"{re.escape(str(tmp_path / place))}.*?{words}"
+    with pytest.raises(kind[0] if kind else DataError, match=message) as error:
         read(put(tmp_path / name, content))
+    assert "; " in str(error.value)

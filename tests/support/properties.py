@@ -2,11 +2,10 @@
 
 from functools import partial
 
-from hypothesis import settings
-from hypothesis import strategies as some
+from hypothesis import settings, strategies
 
 settings.register_profile("tests", derandomize=True, max_examples=60, deadline=None, database=None)
 settings.load_profile("tests")
-numbers = some.integers
-several = partial(some.lists, min_size=1)
-SEEDS = numbers(0, 2**32 - 1)
+integers = strategies.integers
+nonempty_lists = partial(strategies.lists, min_size=1)
+SEEDS = integers(0, 2**32 - 1)

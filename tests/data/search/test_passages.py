@@ -1,5 +1,8 @@
 """Passages: whole sentences, headings with what follows them, no running heads."""
 
+import re
+from itertools import pairwise
+
 import pytest
 
 from bert_cli.data.io import files
@@ -18,6 +21,17 @@ SENTENCE = "This sentence has some words and ends here"
 
 def passages(lines: list[str]) -> list[str]:
     return [passage.text for passage in passages_of(lines, SPLIT)]
+
+
+def test_a_passage_is_whole_sentences_up_to_a_length_and_none_overlap():
+    lines = [" ".join(f"{SENTENCE} {n}.{m}." for m in range(9)) for n in range(20)]
+    found = passages_of(lines, SPLIT)
+    text = "\n".join(lines)
+    assert len(found) > 5
+    assert all(text[p.start : p.stop] == p.text and len(p.text) <= LENGTH for p in found)
+    assert all(p.text.startswith("This") and p.text.endswith(".") for p in found)
+    assert all(text[a.stop : b.start] in (" ", "\n") for a, b in pairwise(found))
+    assert " ".join(p.text for p in found).split() == text.split()
 
 
 @pytest.mark.parametrize(
@@ -140,3 +154,14 @@ def test_documents_of_any_format_have_their_title(tmp_path, name, content, docum
     if name == "b.csv":
         assert [document.number for document in documents_of(part, reading)] == [1, 3]
     assert found == documents
+
+
+def test_real_articles_lose_no_words(shared_data):
+    reading = files.Reading(documents="files")
+    part = files.recognise(shared_data / "text" / "extracted" / "AA" / "wiki_07", reading)
+    documents = list(documents_of(part, reading))
+    assert len(documents) > 10
+    for _, lines, *_ in documents:
+        heads = running_heads(lines)
+        kept = " ".join(line for n, line in enumerate(lines) if n not in heads)
+        assert re.findall(r"\w+", " ".join(passages(lines))) == re.findall(r"\w+", kept)

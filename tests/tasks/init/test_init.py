@@ -289,7 +289,8 @@ def test_the_commands_keep_accents_of_other_languages_and_the_case_of_a_model(at
 def test_the_rate_and_the_spread_are_those_of_the_measured_steps(home, monkeypatch):
     metrics = {"examples_per_second": 8.0, "flops_per_second": 8e9}
     metrics["step_seconds"] = {"low": 1.0, "median": 2.0, "high": 8.0}
-    monkeypatch.setattr(measure, "measure", lambda trial, log: metrics)
+    trials = []
+    monkeypatch.setattr(measure, "measure", lambda trial, log: trials.append(trial) or metrics)
     monkeypatch.chdir(home)
     facts = recipe.TextFacts(1e6, 1e5, 100, {"en": 1.0}, 900.0)
     start, _ = run.find_start("model", needs_vocabulary=True)
@@ -297,6 +298,11 @@ def test_the_rate_and_the_spread_are_those_of_the_measured_steps(home, monkeypat
     machine, described = run.measure(settings, facts, start)
     assert "model trains at 8.0 examples/s on" in described and "median of 5 steps" in described
     assert (machine.spread, machine.flops) == ((0.5, 4.0), 8e9)
+    (trial,) = trials
+    assert (trial.steps, trial.warmup_steps) == (5, 1)  # the first step compiles
+    batch = trial.global_batch
+    sizes = (batch.micro_batch_size, batch.grad_acc_steps_per_replica, trial.max_seq_length)
+    assert sizes == (16, 1, 64)
 
 
 def test_a_known_speed_is_not_measured_and_too_few_hours_show_the_plan(home, monkeypatch, capsys):
