@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 # Minimum similarity of a suggested name, 0 to 1.
@@ -98,6 +99,8 @@ def absent_package(error: ModuleNotFoundError, where: str) -> Exception:
     if package in ("", __name__.partition(".")[0]):
         return error
     remedy = f"run `{COMPLETE}` in the folder of its source, with Python 3.11 to 3.13"
+    if package == "tensorflow" and where.startswith("engine") and find_spec("jax"):
+        remedy = f"pass --engine jax, or {remedy}"
     name = NAMES.get(package, package)
     return ConfigError(where, f"needs {name}, which is not installed", remedy)
 
@@ -111,8 +114,26 @@ def import_extra(package: str, extra: str, where: str) -> Any:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the pinned packages of an extra, in the folder of the source."""
-    return f"pip install -c requirements.lock -e '.[{extra}]'"
+    """Return the command that installs the pinned packages of an extra.
+
+    The pins come from the metadata of the installed package, so the command needs no checkout. If the metadata
+    do not have the extra, the code runs from a checkout.
+    """
+    # Imported here, because the import takes 30 ms, also for `bert --help`.
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        required = requires("bert-cli") or []
+    except PackageNotFoundError:
+        required = []
+    pins = [
+        f"'{pin.strip()}'"
+        for pin, _, marker in (requirement.partition(";") for requirement in required)
+        if repr(extra) in marker.replace('"', "'")
+    ]
+    if not pins:
+        return f"pip install -c requirements.lock -e '.[{extra}]'"
+    return f"pip install {' '.join(pins)}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

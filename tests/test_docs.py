@@ -173,7 +173,7 @@ def test_the_commands_for_an_own_field_run_unchanged(tmp_path):
     # Trained on the field, the model knows more of it than before.
     assert last["validation_bits_per_byte"] < first["validation_bits_per_byte"]
     assert (runs / "plain/metrics.jsonl").is_file()
-    assert "100 new pieces" in printed and "difference [95 % interval]" in printed
+    assert "100 new pieces" in printed and "of mlm_loss, with its 95 % interval" in printed
     assert (tmp_path / "field/mean/model.safetensors").is_file()
 
 

@@ -1,8 +1,12 @@
 """The nearest name, and the message about a missing package."""
 
+import importlib.metadata
 import re
 import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.errors import DataError, nearest, needs_extra, printable, redact
@@ -29,10 +33,20 @@ def test_the_nearest_name_is_suggested_only_if_it_is_similar():
         assert nearest(name, ["+", "O", *field_paths(PretrainSettings)]) == meant, name
 
 
-def test_a_message_names_how_to_install_an_extra():
+def test_a_message_names_the_pinned_packages_of_an_extra_or_how_to_install_it(monkeypatch):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {extra for path in FILES for extra in CALL.findall(path.read_text())}
-    assert len(extras) >= 3 and extras <= {*project["optional-dependencies"]}
+    assert len(extras) >= 3
+    for extra in extras:
+        listed = (pin.partition(";")[0] for pin in project["optional-dependencies"][extra])
+        # A range is written in the order of the metadata: <6,>=5.
+        pins = " ".join(sorted(f"'{Requirement(pin)}'" for pin in listed))
+        assert needs_extra(extra) == f"needs the extra '{extra}'; pip install {pins}"
+
+    def absent(name: str):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", absent)
     command = needs_extra("cuda").partition("; ")[2]
     assert f"`{command}`" in (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -77,9 +77,10 @@ class Parallel(Settings):
         if self.layout == "auto" or (stages is None and devices is None):
             return  # `auto` replaces both
         name = "pipeline_device_mapping"
-        if stages is None or devices is None:
-            problem = f"needs {name}, and this needs pipeline_stages"
-            raise SettingError("pipeline_stages", problem, "set both or neither")
+        if stages is None:
+            raise SettingError(name, "needs pipeline_stages", "set both or neither")
+        if devices is None:
+            raise SettingError("pipeline_stages", f"needs {name}", "set both or neither")
         if not stages or len(stages) != len(devices):
             problem = f"lists {count(len(devices), 'device')} for {count(len(stages), 'stage')}"
             raise SettingError(name, problem, "set one for each stage")

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field, field_validator
+from pydantic import Field, field_validator
 
 from bert_cli.config.training import TrainSettings
 from bert_cli.facts.masking import Masking
@@ -15,12 +15,14 @@ from bert_cli.settings.settings import (
     DryRunSettings,
     EngineSettings,
     JsonSettings,
+    MemorySize,
     SettingError,
     Settings,
     Shared,
 )
 
 SHELLS = ("bash", "zsh", "fish")
+LAST_PORT = 65_535
 
 
 class InspectSettings(JsonSettings):
@@ -85,8 +87,8 @@ class PlanRunSettings(TrainSettings, Shared):
 
     devices: Devices | None = None
     """Number of devices; by default as many as the layout needs."""
-    memory: Annotated[ByteSize, Field(ge=10**6)] | None = None
-    """Memory of a device, such as 80GB, 24GiB or 640MB; by default memory is not checked."""
+    memory: MemorySize | None = None
+    """Memory of a device, such as 80GB, 24GiB, 640MB or 16e9; by default memory is not checked."""
     processes: Devices = 1
     """Number of processes; the devices are divided among them, and each replica is in one process."""
 
@@ -108,7 +110,7 @@ class LaunchSettings(DryRunSettings):
     """Hosts on which to start processes by ssh, such as a,b or user@a,user@b; by default only this host. All hosts
     need the same folder, environment and file system. The processes listen on the interface that has the address of
     their host's name, without authentication, so the network must be trusted."""
-    port: Annotated[int, Field(ge=1024, le=65_535)] | None = None
+    port: Annotated[int, Field(ge=1024, le=LAST_PORT)] | None = None
     """First port of the processes on a host; by default free ports on this host, and 22300 on other hosts."""
     remote_shell: str = "ssh"
     """Program that runs a command on a host, called with host and command; may have options, as 'ssh -p 2222'."""
@@ -120,12 +122,20 @@ class LaunchSettings(DryRunSettings):
 
     @field_validator("hosts")
     @classmethod
-    def _names_of_hosts(cls, hosts: list[str]) -> list[str]:
-        for host in hosts:
+    def _each_host_once(cls, hosts: list[str]) -> list[str]:
+        names = [host.rpartition("@")[2] for host in hosts]
+        for host, name in zip(hosts, names, strict=True):
+            if names.count(name) > 1:
+                raise SettingError("", f"{name} is named twice", "pass --processes for several")
             if not re.fullmatch(r"(?:[^\s@:/-][^\s@:/]*@)?[^\s@:/-][^\s@:/]*", host):
                 problem = f"{host!r} is not the name of a host"
                 raise SettingError("", problem, "write names, as a,b or user@a,user@b")
         return hosts
+
+    def _check(self) -> None:
+        if self.port is not None and self.port + self.processes - 1 > LAST_PORT:
+            problem = f"{self.port} leaves fewer than {self.processes} ports up to {LAST_PORT}"
+            raise SettingError("port", problem, "lower it")
 
 
 class RunsSettings(JsonSettings):

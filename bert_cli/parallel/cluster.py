@@ -168,9 +168,13 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
         distribution = re.split("[:,]", environment.get("SLURM_DISTRIBUTION", "block").lower())[0]
         if distribution == "cyclic":
             ranks.sort(key=lambda pair: pair[::-1])
-        # Else two tasks would take one rank's port.
+        has_one_order = len(counts) == 1 or max(counts) == 1
+        is_known = distribution in ("block", "*", "cyclic") or has_one_order
+        # What SLURM says of this task must agree with the order that was computed: else two tasks would take one
+        # rank's port.
         place = environment.get("SLURM_NODEID"), environment.get("SLURM_LOCALID")
-        if rank < tasks and None not in place and place != tuple(map(str, ranks[rank])):
+        differs = rank < tasks and None not in place and place != tuple(map(str, ranks[rank]))
+        if not is_known or differs:
             number = f"task {rank} is number {place[1]} on host {place[0]}"
             raise ValueError(f"with distribution {distribution}, {number}")
     except (KeyError, ValueError) as error:
@@ -274,11 +278,9 @@ def _listen(worker: str) -> socket.socket:
         # On all interfaces, since the address of a name may be on any; `bind_to_interface` limits it.
         return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=128)
     except OSError as error:
-        raise DeviceError(
-            f"cluster ({worker})",
-            f"its port cannot be opened ({error.strerror})",
-            "end the process that uses it, or choose another port",
-        ) from error
+        problem = f"its port cannot be opened ({error.strerror})"
+        remedy = "end the process that uses it, or choose another port"
+        raise DeviceError(f"cluster ({worker})", problem, remedy) from error
 
 
 def _problem_of(worker: str) -> str:

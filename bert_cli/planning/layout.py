@@ -7,6 +7,7 @@ only the number of replicas is chosen.
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import groupby
 
 from bert_cli.config.training import GlobalBatch, Order, TrainSettings, short
 from bert_cli.errors import ConfigError
@@ -118,16 +119,25 @@ def propose(order: Order, devices: int, memory: int, processes: int = 1) -> Orde
 
 
 def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False) -> None:
-    """Raise ConfigError if processes cannot divide the replicas.
+    """Raise ConfigError if processes cannot divide the replicas, with flags that keep the examples of a step.
 
     If the layout `is_auto`, it chooses the replicas, up to the micro-batches of a step.
     """
-    number = batch.replicas * (batch.grad_acc_steps_per_replica if is_auto else 1)
-    if number % processes:
-        where = f"global_batch ({count(number, 'micro-batch' if is_auto else 'replica')} a step)"
-        problem = f"cannot be divided among {processes} processes"
-        remedy = "start a number that divides them, or change --global-batch.replicas and the accumulation"
-        raise ConfigError(where, problem, remedy)
+    replicas = batch.replicas * (batch.grad_acc_steps_per_replica if is_auto else 1)
+    if replicas % processes == 0:
+        return
+    examples_each = batch.examples // processes
+    if examples_each * processes != batch.examples:
+        where = f"global_batch ({count(batch.examples, 'example')} a step)"
+        remedy = "choose a number of processes that divides the batch, or change the batch"
+    else:
+        micro_batch = max(n for n in range(1, batch.micro_batch_size + 1) if examples_each % n == 0)
+        numbers = {"micro-batch-size": micro_batch, "replicas": processes}
+        numbers["grad-acc-steps-per-replica"] = examples_each // micro_batch
+        flags = " ".join(f"--global-batch.{name} {number}" for name, number in numbers.items())
+        where = f"global_batch ({count(replicas, 'micro-batch' if is_auto else 'replica')} a step)"
+        remedy = f"pass {flags}"
+    raise ConfigError(where, f"cannot be divided among {processes} processes", remedy)
 
 
 def choose(order: Order, device_kind: str, devices: int, memory: int, processes: int = 1) -> Order:
@@ -167,6 +177,20 @@ def _larger(order: Order, device_kind: str, memory: int) -> Order | None:
             if fits(larger, memory) and idle(larger) <= allowed:
                 return larger
     return None
+
+
+def idle_memory(order: TrainSettings, device_kind: str, memory: int) -> list[str]:
+    """Return a line about memory that a larger micro-batch of the same step would use, if one fits."""
+    larger = _larger(order, device_kind, memory)
+    if larger is None:
+        return []
+    number = larger.global_batch.micro_batch_size
+    steps = larger.global_batch.grad_acc_steps_per_replica
+    flags = f"--global-batch.micro-batch-size {number} --global-batch.grad-acc-steps-per-replica {steps}"
+    return [
+        f"memory: {format_bytes(fullest(order)[1].total)} of {format_bytes(memory)}; "
+        f"micro-batch {number} would fit, with the same batch ({flags})"
+    ]
 
 
 def _shapes(order: TrainSettings, devices: int, processes: int) -> list[Shape]:
@@ -245,7 +269,12 @@ def describe_layout(order: TrainSettings) -> list[str]:
     ]
     if len(stages) > 1:
         devices = range(max(mapping) + 1)
-        lines.append("; ".join(f"device {n}: {blocks_on(stages, mapping, n)}" for n in devices))
+        words = []
+        for blocks, group in groupby(devices, lambda device: blocks_on(stages, mapping, device)):
+            first, *rest = group
+            name = f"devices {first} to {rest[-1]}" if rest else f"device {first}"
+            words.append(f"{name}: {blocks}")
+        lines.append("; ".join(words))
         lines.append(f"devices are idle for {idle(order):.1%} of a step")
     if batch.replicas > 1:
         often = "micro-batch" if parallel.shard_weights else "step"

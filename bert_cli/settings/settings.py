@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -209,3 +210,25 @@ def is_set(settings: BaseModel, name: str) -> bool:
         return is_set(getattr(settings, group), inner)
     default = type(settings).model_fields[name].get_default(call_default_factory=False)
     return name in settings.model_fields_set and getattr(settings, name) != default
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of a memory size such as 80GB, 24GiB, 640MB or 16e9.
+
+    Raises SettingError, a ValueError, for other text.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kMGT])(i?)B|B?)", text.strip())
+    unit = (1024 if match[3] else 1000) ** " kMGT".index(match[2] or " ") if match else 0
+    size = int(float(match[1]) * unit) if match else 0
+    if size < 10**6:
+        problem = f"{text!r} is not a memory size of at least 1 MB"
+        raise SettingError("", problem, "write it as 80GB, 24GiB, 640MB or 16e9")
+    return size
+
+
+def _check_size(value: object) -> str:
+    parse_bytes(str(value))
+    return str(value)
+
+
+MemorySize = Annotated[str, BeforeValidator(_check_size)]

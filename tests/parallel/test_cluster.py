@@ -77,10 +77,8 @@ WRONG = [
     ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, "is not a task of this cluster"),
     (tf_config({"worker": ["a:1"], "ps": ["b:1"]}), "cluster.ps"),
     (tf_config({"worker": ["a:1", "a:1"]}), "occurs twice"),
-    (
-        slurm(1, SLURM_DISTRIBUTION="plane", SLURM_NODEID="1", SLURM_LOCALID="0"),
-        "with distribution plane, task 1 is number 0 on host 1",
-    ),
+    (slurm(1, SLURM_DISTRIBUTION="plane"), "--distribution=block"),
+    (slurm(1, SLURM_NODEID="1", SLURM_LOCALID="0"), "task 1 is number 0 on host 1"),
     (slurm(1, SLURM_PROCID="3"), "is not a rank of 3"),
     (slurm(1, SLURM_STEP_TASKS_PER_NODE="2;1"), "tasks per node '2;1'"),
     (slurm(1, SLURM_STEP_TASKS_PER_NODE="3"), "2 hosts, tasks per host [3]"),

@@ -96,10 +96,7 @@ def test_the_busiest_device_sets_the_pace_of_a_shipped_layout_and_a_proposal_is_
     assert 0.15 < idle(as_shipped) < 0.25
     lines = layout.describe_layout(as_shipped)
     assert lines[0].startswith("layout: 4 replicas x 4 devices, recomputes each layer, about ")
-    assert (
-        lines[1]
-        == "device 0: emb | enc_out pool heads; device 1: hid*4; device 2: hid*4; device 3: hid*4"
-    )
+    assert lines[1] == "device 0: emb | enc_out pool heads; devices 1 to 3: hid*4"
     even = propose(as_shipped, 4, 2 * GB)
     assert len(estimate(even)) == 2 and idle(even) < 0.1
 
@@ -139,17 +136,21 @@ def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
     assert len(estimate(propose(given, 8, 7 * GB))) == 2
     four = propose(given, 8, 7 * GB, processes=4)
     assert (four.global_batch.replicas, len(estimate(four))) == (4, 2)
-    indivisible = r"600 micro-batches a step.*among 7 processes; start a number"
+    indivisible = r"1,200 examples a step.*among 7 processes; choose a number"
     for devices, processes, problem in ((7, 7, indivisible), (3, 4, "fewer than the 4 processes")):
         with pytest.raises(ConfigError, match=problem):
             propose(tiny, devices, 7 * GB, processes=processes)
 
 
-@pytest.mark.parametrize(("is_auto", "what"), [(False, "1 replica "), (True, "micro-batch")])
-def test_processes_that_cannot_divide_the_replicas_are_refused(is_auto, what):
-    batch = shipped("pretrain_demo_128_phase1").global_batch
-    with pytest.raises(ConfigError, match=f"{what}.*among 7 processes"):
-        layout.check_processes(batch, 7, is_auto=is_auto)
+@pytest.mark.parametrize("is_auto", [False, True])
+def test_processes_that_cannot_divide_the_replicas_get_flags_that_work(is_auto):
+    before = shipped("pretrain_demo_128_phase1")
+    with pytest.raises(ConfigError, match="among 2 processes; pass --g") as error:
+        layout.check_processes(before.global_batch, 2, is_auto=is_auto)
+    changed = shipped("pretrain_demo_128_phase1", *error.value.remedy.removeprefix("pass ").split())
+    layout.check_processes(changed.global_batch, 2, is_auto=is_auto)
+    assert (changed.global_batch.micro_batch_size, changed.global_batch.replicas) == (16, 2)
+    assert changed.global_batch.examples == before.global_batch.examples
 
 
 def test_too_little_memory_is_refused_with_the_least_that_is_enough():
@@ -189,10 +190,21 @@ def test_an_open_micro_batch_keeps_a_given_layout():
     assert chosen.global_batch.micro_batch_size > 32 and chosen.global_batch.examples == 65_280
 
 
+def test_memory_that_a_larger_micro_batch_would_use_is_named():
+    chosen = propose(shipped(BASE, "--parallel.layout", "auto"), 8, 80 * GB)
+    (line,) = layout.idle_memory(chosen, "GPU", 80 * GB)
+    found = re.search(r"micro-batch-size (\d+) .*replica (\d+)", line)
+    size, accumulation = map(int, found.groups())
+    assert size * accumulation == 65_280 // 8 and size >= 64
+    larger = chosen.with_batch(micro_batch_size=size, grad_acc_steps_per_replica=accumulation)
+    assert layout.fits(larger, 80 * GB)
+    assert layout.idle_memory(chosen, "GPU", 5 * GB) == []
+
+
 def test_a_larger_micro_batch_leaves_a_pipeline_hardly_more_idle():
     given = settings(accumulation=64, **ON_THREE)
-    is_open = given.with_batch(examples_per_step=given.global_batch.examples)
-    assert layout.choose(is_open, "GPU", 1, 80 * GB).global_batch.micro_batch_size == 16
+    (line,) = layout.idle_memory(given, "GPU", 80 * GB)
+    assert "micro-batch 16 would fit" in line
     more = [idle(layout.with_micro_batch(given, size)) - idle(given) for size in (16, 32)]
     assert more[0] < 0.05 < more[1]
 

@@ -67,8 +67,10 @@ def test_ports_on_this_host_are_free_and_gpus_can_be_divided():
 
 
 MISTAKES = [
+    (["--hosts", "me@a,you@a"], "a is named twice"),
     (["--hosts=-oProxyCommand=x"], "is not the name of a host"),
     (["--remote-shell", "rsh"], "has no effect without hosts"),
+    (["--port", "65535", "--processes", "2"], "leaves fewer than 2 ports"),
     (["--", "preprocess", "a", "b"], "(preprocess): can only start pretrain"),
     (["--", "pretrain", "--confg", "x"], "did you mean '--config'?"),
     (["--", "pretrain", *TINY, "--cluster.workers", "a:1,b:1", "--cluster.rank", "0"], "is set by bert launch"),

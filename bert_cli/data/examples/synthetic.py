@@ -15,6 +15,7 @@ from bert_cli.data.examples.source import Records
 from bert_cli.data.random import GOLDEN, bits, row_keys
 from bert_cli.data.records.corpus import RecordFiles
 from bert_cli.data.records.formats import DynamicRecords
+from bert_cli.errors import ConfigError
 from bert_cli.facts.masking import Masking
 
 # A step of BERT's largest batch, 65,536 examples, still has only different ones.
@@ -28,6 +29,8 @@ class SyntheticFiles(RecordFiles):
     """RECORDS records; three in four are as long as possible, unless `pack_size` of them are packed into an example."""
 
     def __init__(self, vocab_size: int, sequence_length: int, seed: int, pack_size: int) -> None:
+        """Raise ConfigError for too small a vocabulary or too few positions."""
+        check_sizes(vocab_size, sequence_length)
         self.folder = Path()
         self.records = RECORDS
         self.corpus = {
@@ -91,6 +94,7 @@ class SyntheticStream(ExampleStream):
         max_sequences_per_pack: int = 1,
         masking: Masking | None = None,
     ) -> None:
+        """Raise ConfigError for too small a vocabulary or too few positions."""
         source = Records(
             SyntheticFiles(vocab_size, sequence_length, seed, max_sequences_per_pack),
             seed=seed,
@@ -100,3 +104,10 @@ class SyntheticStream(ExampleStream):
         )
         super().__init__([source], batching)
         self.folder = self.epoch_size = None
+
+
+def check_sizes(vocab_size: int, sequence_length: int) -> None:
+    """Raise ConfigError for sizes that leave no room for the special tokens and a word."""
+    if vocab_size < 8 or sequence_length < 8:
+        where = f"generated_dataset (vocabulary {vocab_size}, {sequence_length} positions)"
+        raise ConfigError(where, "needs at least 8 of each", "raise the smaller one")

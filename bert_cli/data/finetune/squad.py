@@ -83,7 +83,7 @@ class _File(BaseModel, strict=True):
 
 
 def _read(path: Path) -> list[Question]:
-    remedy = f"write it in SQuAD's form: {FORM}"
+    remedy = f"rows and JSON Lines are not read; write it in SQuAD's form: {FORM}"
     parsed = parse_json(str(path), read_text(path).encode(), _File, DataError, remedy)
     paragraphs = [paragraph for article in parsed.data for paragraph in article.paragraphs]
     has_answers = any(row.answers for paragraph in paragraphs for row in paragraph.qas)

@@ -75,7 +75,12 @@ class LeftOut:
         """Print how many files were left out, and the first ones: texts and documents, which a person can mend."""
         ranks: dict[str | None, int] = {"plain": 0, **dict.fromkeys(DOCUMENTS, 1)}
         paths = sorted(self.problems, key=lambda path: ranks.get(format_by_name(path), 2))
-        lines = [str(self.problems[path]) for path in paths[:NAMED]]
+        # A .json is rather a file of settings than one of texts in a field of another name.
+        lines: list[str] = []
+        for path in paths[:NAMED]:
+            error = self.problems[path]
+            is_setting = path.suffix == ".json"
+            lines.append(f"{error.where}: {error.problem}" if is_setting else str(error))
         suffixes = Counter(path.suffix or "without a suffix" for path in paths[NAMED:])
         if suffixes:
             counts = ", ".join(f"{number:,} {suffix}" for suffix, number in suffixes.most_common())

@@ -116,6 +116,10 @@ def extract_chunk(
         notes.append(
             f"{lost.total()} of {len(titles)} pages are missing from the output ({', '.join(names)}{more}){cause}"
         )
+    if 0 < empty == documents.total():
+        notes.append(
+            f"none of its {empty} pages has text, only templates or pages that they include, as on Wikisource"
+        )
     models = chunk.other_models
     notes += [f"left out {n} pages whose model is {m}, not {WIKITEXT}" for m, n in models.items()]
     counts = {"pages_given": len(titles), "pages_lost": lost.total(), "pages_without_text": empty}

@@ -1,5 +1,7 @@
 """Read a MediaWiki dump in one pass, packed or not, and split it between pages into chunks of articles."""
 
+import codecs
+import html
 import itertools
 import mmap
 import re
@@ -26,8 +28,10 @@ REDIRECT = re.compile(
     rb"<text[^>]*>\s*+#(?:(?i:redirect)\s*+:?\s*+\[\[|[^\s#*:;\[\]{}|<&]++\s*+:?\s*+\[\[[^\[\]\n]*\]\]"
     rb"(?>(?:\s|\{\{[^{}]*\}\}|\[\[[^\[\]]*\]\])*)</text>)"
 )
-OF_ARTICLES = re.compile(rb"<ns>\s*0\s*</ns>")
+NAMESPACE = re.compile(rb"<ns>\s*(-?\d+)\s*</ns>")
+LANGUAGE = re.compile(rb'<mediawiki[^>]*xml:lang="([A-Za-z-]+)"')
 TITLE = re.compile(rb"<title>(.*?)</title>", re.DOTALL)
+NAMESPACE_NAME = re.compile(rb'<namespace key="-?[1-9]\d*"[^>]*>([^<]+)<')
 REVISION = re.compile(rb"<revision\b(?>[^<]*(?:<(?!/revision>)[^<]*)*)</revision>")
 TIMESTAMP = re.compile(rb"<timestamp>\s*([^<]*)")
 MODEL = re.compile(rb"<model>\s*([^<]*?)\s*</model>")
@@ -65,7 +69,7 @@ class Chunk:
 
 
 class Dump:
-    """A dump of one or many streams, open for a single pass; `notes` describes its faults.
+    """A dump of one or many streams in UTF-8 or UTF-16, open for a single pass; `notes` describes its faults.
 
     A file that ends within a page loses only this page. A damaged file loses the bytes from the damage to the next
     bzip2 stream; Wikipedia's dumps consist of many streams. With `streams`, only this range of bytes is read, a range
@@ -77,11 +81,13 @@ class Dump:
     ) -> None:
         self.path = path
         self.notes: list[str] = []
+        self.is_utf16 = False
         self._raw_bytes = 0
         self._start, self._stop = streams or (0, path.stat().st_size)
-        self._blocks = self._unpacked()
+        self._blocks = self._utf8(self._unpacked())
         self._is_range = streams is not None
         self.header, self._rest = (header, b"") if streams else self._read_header()
+        self._prefixes = set(map(_normal, NAMESPACE_NAME.findall(self.header)))
 
     def chunks(self, size: int) -> Iterator[Chunk]:
         """Yield chunks of at least `size` bytes of articles (namespace 0, no redirect)."""
@@ -89,7 +95,12 @@ class Dump:
         raw = 0
         for page in self.pages():
             head = page[: page.find(b"<revision")]
-            in_namespace = OF_ARTICLES.search(head) is not None
+            if match := NAMESPACE.search(head):
+                in_namespace = match[1] == b"0"
+            else:  # old dumps lack <ns>
+                title = TITLE.search(head)
+                prefix, colon, _ = (title[1] if title else b"").partition(b":")
+                in_namespace = not colon or _normal(prefix) not in self._prefixes
             text = page.find(b"<text", len(head))
             is_redirect = b"<redirect" in head or REDIRECT.match(page, text)
             match = MODEL.search(page, len(head))
@@ -121,7 +132,7 @@ class Dump:
         Wikipedia's multistream dumps have a bzip2 stream for every 100 pages. Streams are found by their first bytes,
         so the index file of such a dump is not needed; it may be missing, truncated or belong to another dump.
         """
-        if compression_of(self.path) != "bzip2":
+        if compression_of(self.path) != "bzip2" or self.is_utf16:
             return []
         second = self._next_stream(1, FIRST_STREAMS)
         if second is None:
@@ -155,11 +166,9 @@ class Dump:
             if len(rest) > LARGEST_PAGE:  # of a full history
                 rest = bytearray(_with_newest_revision(bytes(rest)))
             if len(rest) > LARGEST_PAGE:
-                raise DataError(
-                    f"dump ({self.path})",
-                    f"page {count + 1} has no end within {LARGEST_PAGE >> 20} MiB",
-                    "it is not a MediaWiki dump, or it is damaged; download it again",
-                )
+                problem = f"page {count + 1} has no end within {LARGEST_PAGE >> 20} MiB"
+                remedy = "it is not a MediaWiki dump, or it is damaged; download it again"
+                raise DataError(f"dump ({self.path})", problem, remedy)
         is_last = self._stop == self.path.stat().st_size
         if not is_last and rest.strip():
             problem = f"a bzip2 stream ends within a page, at byte {self._stop:,}"
@@ -170,7 +179,7 @@ class Dump:
             self.notes.append(f"{self.path.name} {DAMAGED} {problem}")
 
     def _read_header(self) -> tuple[bytes, bytes]:
-        """Return the text before the first page, and the rest."""
+        """Return the text before the first page, or a default one without <siteinfo>, and the rest."""
         text = b""
         for block in self._blocks:
             text += block
@@ -178,12 +187,20 @@ class Dump:
                 break
         begin = text.find(b"<page>")
         if begin < 0 or b"<mediawiki" not in text[:begin]:
-            raise DataError(
-                f"dump ({self.path})",
-                f"is not a MediaWiki dump ({', '.join(self.notes) or 'no <mediawiki> with a <page>'})",
-                "use a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst",
+            problem = f"is not a MediaWiki dump ({', '.join(self.notes) or 'no <mediawiki> with a <page>'})"
+            remedy = "use a pages-articles file: .xml, .xml.bz2, .xml.xz, .xml.gz or .xml.zst"
+            raise DataError(f"dump ({self.path})", problem, remedy)
+        header = text[:begin]
+        rest = text[begin:]
+        if b"</siteinfo>" not in header:
+            match = LANGUAGE.search(header)
+            language = match[1].decode() if match else "en"
+            header = _default_header(language)
+            self.notes.append(
+                f"{self.path.name} has no <siteinfo>: taken as {language}.wikipedia.org "
+                "with the English names of the namespaces"
             )
-        return text[:begin], text[begin:]
+        return header, rest
 
     def _unpacked(self) -> Iterator[bytes]:
         """Yield the unpacked blocks, and an empty block where blocks are lost."""
@@ -212,6 +229,19 @@ class Dump:
         match = STREAM.search(data, start, end)
         return match.start() if match else None
 
+    def _utf8(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        first = b""
+        while len(first) < 3 and (block := next(blocks, None)) is not None:
+            first += block
+        if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            self.is_utf16 = True
+            decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+            for block in itertools.chain([first], blocks):
+                yield decoder.decode(block).encode("utf-8", errors="replace")
+            return
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from blocks
+
 
 def _with_newest_revision(page: bytes) -> bytes:
     """Return a page, or the begin of one, with the revision of its latest time, the last one among equals."""
@@ -227,3 +257,20 @@ def _with_newest_revision(page: bytes) -> bytes:
 
     newest = max(reversed(revisions), key=saved)
     return page[: revisions[0].start()] + newest[0] + page[revisions[-1].end() :]
+
+
+def _normal(name: bytes) -> str:
+    return html.unescape(name.decode(errors="replace")).replace("_", " ").strip().casefold()
+
+
+def _default_header(language: str) -> bytes:
+    """Return the header fields that WikiExtractor needs to return any page."""
+    names = {0: "", 2: "User", 4: "Wikipedia", 6: "File", 8: "MediaWiki", 10: "Template"}
+    names |= {12: "Help", 14: "Category", 100: "Portal", 828: "Module"}
+    names |= {key + 1: f"{name} talk".strip().capitalize() for key, name in names.items()}
+    lines = "".join(f'<namespace key="{key}">{name}</namespace>\n' for key, name in names.items())
+    base = f"https://{language}.wikipedia.org/wiki/Main_Page"
+    return (
+        f'<mediawiki xml:lang="{language}">\n<siteinfo>\n<base>{base}</base>\n'
+        f"<namespaces>\n{lines}</namespaces>\n</siteinfo>\n"
+    ).encode()

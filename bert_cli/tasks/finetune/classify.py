@@ -88,10 +88,12 @@ def build(
     weights = None
     if train is not None:
         counts = label_counts(labels, len(names)).tolist()
-        few = [name for name, texts in zip(names, counts, strict=True) if texts < 2]
-        if few:
-            problem = "with fewer than two training texts, of which little is learned"
-            print_error(f"warning: {count(len(few), 'label')} {problem}: {listed(few)}")
+        for number, which in enumerate(
+            ("no training text, so nothing learns it", "one training text")
+        ):
+            few = [name for name, texts in zip(names, counts, strict=True) if texts == number]
+            if few:
+                print_error(f"warning: {count(len(few), 'label')} with {which}: {listed(few)}")
         if settings.class_weights is not None:
             weights = weights_of(labels, names, settings.class_weights)
             weights_of_rows = weights if train.owner is None else weights[train.owner]

@@ -33,7 +33,7 @@ MOST_POSITIONS = 512  # of a new model
 USABLE = 0.9  # of the hours: the rest is for data steps, evaluations and checkpoints
 # A hundred updates of the smallest batch.
 LEAST_EXAMPLES = 3200
-LITTLE_TIME = 0.5  # of all epochs: less is a warning
+LITTLE_TIME = 0.5  # of the hours, or of all epochs: less is explained
 MANY_UNKNOWN = 0.05  # words that a vocabulary lacks
 MICRO_BATCH = {"CPU": 16, "GPU": 32}  # a CPU is not faster with more
 EVALUATIONS = 10
@@ -78,6 +78,7 @@ class Machine:
     devices: int
     precision: Precision
     flops: float  # operations per second in training, of all devices
+    is_timed: bool = True
     spread: tuple[float, float] = (0.95, 1.2)  # factors of the time, from the measured steps
 
 
@@ -134,6 +135,10 @@ def choose(
     _add_masked_lm(chosen, seconds, rate)
     times = dict.fromkeys(hours_of(factor * chosen.seconds) for factor in machine.spread)
     reason = "5 % less to 20 % more, or as measured steps differ; a busy machine is slower"
+    if machine.spread[1] * chosen.seconds > 3600 * hours:
+        reason += "; the second is more than --hours, which end no run"
+    if chosen.seconds < LITTLE_TIME * seconds:
+        reason += "; the text is small: more text would use more of the time"
     chosen.rows.append(("time", " to ".join(times), reason))
     return chosen
 
@@ -213,13 +218,18 @@ def new_model(
     language = next(iter(text.languages), "en")
     name = "bert-base-uncased" if language == "en" else "bert-base-multilingual-cased"
     remedy = f"continue from a model with --from {name}"
-    subject = f"{text.text_bytes / 1e6:.2g} MB of text is too little"
-    if available >= needed:
+    if available < needed:
+        subject = f"{text.text_bytes / 1e6:.2g} MB of text is too little"
+        verb = "its training part has"
+        read = available / epochs  # as the table shows them
+        needed /= epochs
+    else:
         subject = f"{seconds / USABLE / 3600:.2g} hours are too short"
+        verb = "they read"
+        read = fitting
         remedy = f"raise --hours, or {remedy}"
-    tokens = f"{min(available, fitting) / 1e6:.2g} million tokens, and the smallest model needs"
-    problem = f"{subject} to train from scratch: the run reads {tokens} {needed / 1e6:.2g} million"
-    warnings.append(f"{problem}; {remedy}")
+    tokens = f"{read / 1e6:.2g} million tokens, and the smallest model needs {needed / 1e6:.2g}"
+    warnings.append(f"{subject} to train from scratch: {verb} {tokens} million; {remedy}")
     return size, config
 
 
@@ -231,13 +241,16 @@ def _epochs(chosen: Recipe, records: int, seconds_each: float, seconds: float) -
     if chosen.start is not None:
         enough = math.ceil(rule["updates"] * TABLE["batch"]["batches"][-1] / records)
         complete = max(rule["model"], min(rule["most"], enough))
-    fewest = min(LEAST_EXAMPLES, records * complete)
-    if fitting < fewest:
+    if fitting < min(LEAST_EXAMPLES, records * complete):
         needed = LEAST_EXAMPLES * seconds_each / USABLE / 3600
         problem = f"is time for {fitting:,.0f} examples on this machine, too few to learn from"
-        remedy = f"use --hours {math.ceil(10 * needed) / 10:g} or more, or --from a smaller model"
+        remedy = f"use --hours {math.ceil(10 * needed) / 10:g} or more"
+        if chosen.start is not None:
+            remedy += ", or --from a smaller model"
+        if chosen.machine.is_timed:
+            remedy += "; if the machine was busy, start again or pass --speed with its examples/s"
         chosen.refusal = ConfigError("hours (--hours)", problem, remedy)
-        fitting = fewest
+        fitting = min(LEAST_EXAMPLES, records * complete)
     epochs = min(float(complete), float(f"{fitting / records:.2g}"))
     # A new model without a warning reads enough tokens, in few epochs of much text too.
     if chosen.refusal is None and epochs < (

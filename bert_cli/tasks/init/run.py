@@ -200,7 +200,7 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         described = (
             f"{name} trains at {settings.speed:,.1f} examples/s of length {length} (--speed)"
         )
-        return replace(machine, flops=flops * settings.speed), described
+        return replace(machine, flops=flops * settings.speed, is_timed=False), described
     batch = devices * recipe.MICRO_BATCH["CPU" if kind == "CPU" else "GPU"]
     kind_of_trial = COMMANDS["bench pretrain"].settings_class()
     trial = kind_of_trial.model_validate(
@@ -219,7 +219,10 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         }
     )
     assert isinstance(trial, BenchRunSettings)
-    metrics = bench.measure(trial, io.StringIO())
+    try:
+        metrics = bench.measure(trial, io.StringIO())
+    except SystemExit:  # a request to stop, whose line went with the others
+        raise KeyboardInterrupt from None
     assert metrics is not None  # of a single process
     gc.collect()  # the weights of the engine that was measured
     seconds = metrics["step_seconds"]

@@ -15,6 +15,7 @@ from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, make_plan
 from bert_cli.processes import print_line, print_table
+from bert_cli.settings.settings import parse_bytes
 from bert_cli.tasks.run.corpora import with_rows_for_records
 from bert_cli.text import count, format_bytes
 
@@ -30,7 +31,7 @@ def run(settings: PlanRunSettings) -> None:
     """
     devices = settings.devices
     processes = settings.processes
-    memory = settings.memory
+    memory = None if settings.memory is None else parse_bytes(settings.memory)
     order: TrainSettings = settings
     if isinstance(settings, PretrainSettings):
         order = with_rows_for_records(settings)
@@ -63,7 +64,8 @@ def run(settings: PlanRunSettings) -> None:
         if not layout.fits(chosen, memory):
             remedy = "use --parallel.layout auto with --devices, --parallel.recompute, or a smaller micro-batch"
             raise ConfigError(f"--memory ({format_bytes(memory)})", fit, remedy)
-        print_line(f"fits: {fit}")
+        for line in (f"fits: {fit}", *layout.idle_memory(chosen, KIND, memory)):
+            print_line(line)
     if chosen is not order:
         print_line(f"as flags:\n  {_flags(chosen)}")
 
@@ -99,8 +101,22 @@ def _print_layout(order: TrainSettings) -> None:
 
 
 def _flags(order: TrainSettings) -> str:
-    """Return the flags of the layout and the batch."""
-    parallel = order.parallel.model_dump(exclude_defaults=True)
-    parallel["pipeline_stages"] = list(map(short, stages_of(order)[0]))
-    batch = order.global_batch.model_dump_json(exclude_defaults=True)
-    return f"--global-batch '{batch}' --parallel '{json.dumps(parallel)}'"
+    batch = order.global_batch
+    (stages, mapping) = stages_of(order)
+    parallel = order.parallel
+    is_jax = order.engine == "jax"
+    stages_value = "null" if is_jax else f"'{json.dumps([short(stage) for stage in stages])}'"
+    mapping_value = "null" if is_jax else f"'{json.dumps(mapping)}'"
+    flags = (
+        f"--parallel.layout given --global-batch.micro-batch-size {batch.micro_batch_size} "
+        f"--global-batch.replicas {batch.replicas} "
+        f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} "
+        f"--parallel.pipeline-stages {stages_value} --parallel.pipeline-device-mapping {mapping_value}"
+    )
+    if is_jax:
+        flags += f" --parallel.tensor '{parallel.tensor}'"
+        if parallel.replicated_tensor_sharding:
+            flags += " --parallel.replicated-tensor-sharding"
+        if parallel.shard_weights:
+            flags += " --parallel.shard-weights"
+    return flags

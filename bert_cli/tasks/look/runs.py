@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 from bert_cli.config.tools import CompareSettings, RunsSettings
 from bert_cli.errors import DataError, printable
 from bert_cli.files import JSONObject, is_stdout, output_json
 from bert_cli.processes import print_line, print_table
-from bert_cli.statistics import difference
+from bert_cli.statistics import Score, describe, difference
 from bert_cli.tasks.look import summary
 from bert_cli.text import count, format_duration
 from bert_cli.train import health, history
@@ -24,6 +25,7 @@ from bert_cli.train.metrics import BITS_PER_BYTE, HELD_OUT
 from bert_cli.train.scores import read_samples
 
 COLUMNS = ("run", "command", "step", "of", "loss", "held out", "state", "last written")
+Value = TypeVar("Value")
 MAX_METRICS = 3  # metrics in a cell of the list; JSON has all
 
 
@@ -79,7 +81,7 @@ def _describe(run: Run) -> JSONObject:
     return described
 
 
-def _losses(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+def _losses(metrics: Mapping[str, Value]) -> dict[str, Value]:
     """Return losses by short name, and bits per byte."""
     return {
         name.removesuffix("loss").rstrip("_").replace("_", " ") or "loss": value
@@ -101,13 +103,19 @@ def _row(described: JSONObject) -> tuple[str, ...]:
     # Absent for a run that has no settings.json yet.
     total = described["total_steps"]
     held_out = described["held_out"]
+    # Scores as `accuracy 0.8125 [0.7344, 0.8906]; n 64`.
+    bounds = described.get("intervals", {})
+    with_bounds = {name: Score.of(held_out[name], of) for name, of in bounds.items()}
+    scores = _losses(with_bounds) or with_bounds
+    ending = "  ..." if len(scores) > MAX_METRICS else ""
+    cell = describe(dict([*scores.items()][:MAX_METRICS])) + ending
     return (
         described["run"],
         described["what"],
         f"{described['step']:,}",
         "?" if total is None else f"{total:,}",
         _metrics_cell(described["losses"]),
-        _metrics_cell(_losses(held_out) or held_out),
+        cell if scores else _metrics_cell(_losses(held_out) or held_out),
         described["state"],
         written,
     )

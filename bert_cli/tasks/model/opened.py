@@ -194,6 +194,9 @@ def open_model(
     from bert_cli.parallel.devices import keep_freed_memory
 
     head = head_for(source, task)
+    if head and head.is_per_position and head.has_label_names and labels_of(source) == 1:
+        where = f"{source.where} (id2label {source.described.get('id2label')})"
+        raise ConfigError(where, "names one label, which every word has", "use another model")
     last_blocks = head.last_blocks if head else without_head
     blocks = build_blocks(
         source.config,

@@ -220,6 +220,7 @@ def open_numpy(source: models.Source, task: str) -> EnginelessModel | None:
         needed.items() <= sizes.items()
         and encoder == config.embedding_weights + config.num_hidden_layers * config.layer_weights
         and all(name.startswith((*ENCODER, *HEADS)) for name in sizes)
+        and not (head and head.is_per_position and outputs == 1)
     )
     run = Bert(config, weights, head)
     return EnginelessModel(source, (), (), head, "NumPy", run) if is_usual else None

@@ -7,7 +7,7 @@ Shapes: n questions, M documents, W weights.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +60,15 @@ def run(settings: SearchScoreSettings) -> None:
 
 def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
     """Return the positions [M] of the right documents of each question."""
-    positions = positions_by_name(index)
+    # By name and what has it, which is a document, or a file and stands for all of its documents.
+    positions: dict[str, dict[str | int, set[int]]] = {}
+    _, documents = owners(index)
+    for position, (title, document, numbered, name, file) in documents:
+        for known in (title, document, numbered, name, file):
+            source = file if known in (name, file) else position
+            positions.setdefault(known, {}).setdefault(source, set()).add(position)
     relevant: dict[str, set[int]] = {}
+    unknown: dict[str, str] = {}
     for where, row in tables.table_rows(path, ("question", "document"), Counter()):
         question = tables.text_of(row, "question", where)
         name = label_of(row, "document", where)
@@ -70,37 +77,44 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
                 raise words.no_word(question)
         except ConfigError as error:
             raise DataError(where, str(error)) from None
-        sources = positions.get(name)
-        if sources is None:
-            remedy = f"use a title, a file or FILE:NUMBER, such as {next(iter(positions), '')!r}"
-            raise DataError(where, f"the index has no document {name!r}", remedy)
-        if len(sources) > 1:
-            problem = f"{name!r} names {sum(map(len, sources.values())):,} documents"
+        # `bert search ask` prints paths below the working folder.
+        key = name if name in positions else str(Path(name).resolve())
+        if key not in positions and (inside := _by_end_of_path(name, documents)):
+            positions[key] = inside
+        if key not in positions:
+            unknown.setdefault(name, where)
+            continue
+        if len(sources := positions[key]) > 1:
+            paths: dict[str | int, str] = {n: path for n, (*_, path, _, _) in documents}
+            first, second, *_ = [paths.get(source, source) for source in sources]
+            number = f"{sum(map(len, sources.values())):,} documents"
+            problem = f"{name!r} names {number}, such as {first} and {second}"
             remedy = "use its file or FILE:NUMBER, or the absolute path of the file"
             raise DataError(where, problem, remedy)
         relevant.setdefault(question, set()).update(*sources.values())
+    if unknown:
+        first, *others = map(repr, unknown)
+        also = f" and {count(len(others), 'other')}: {', '.join(others[:10])}" if others else ""
+        remedy = f"use a title, a file or FILE:NUMBER, such as {next(iter(positions), '')!r}"
+        problem = f"the index has no document {first}{also}"
+        raise DataError(next(iter(unknown.values())), problem, remedy)
     if not relevant:
         raise DataError(str(path), "has no questions", "write one on each row")
     return relevant
 
 
-def positions_by_name(index: Index) -> dict[str, dict[str | int, set[int]]]:
-    """Return the positions by each name, and by the document or file that has it: a file stands for all of its own.
-
-    A name is a title, a path in the text, or the end of a path, such as the path from the working folder.
-    """
-    positions: dict[str, dict[str | int, set[int]]] = {}
-    for position, (title, document, numbered, name, file) in owners(index)[1]:
-        of_file = {name, *_ends(file)}
-        for known in {title, document, *_ends(numbered), *of_file}:
-            source = file if known in of_file else position
-            positions.setdefault(known, {}).setdefault(source, set()).add(position)
+def _by_end_of_path(
+    name: str, documents: Iterable[tuple[int, Sequence[str]]]
+) -> dict[str | int, set[int]]:
+    """Return the positions by what has a path that ends in `name`: a file, or a document by its number in the file."""
+    end = f"/{name}"
+    positions: dict[str | int, set[int]] = {}
+    for position, (*_, numbered, _, file) in documents:
+        if file.endswith(end):
+            positions.setdefault(file, set()).add(position)
+        elif numbered.endswith(end):
+            positions.setdefault(position, set()).add(position)
     return positions
-
-
-def _ends(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[first:]) for first in range(len(parts))]
 
 
 def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Floats64:

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from errno import EACCES, EISDIR
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ Write = Callable[[JSONObject], Any]
 
 def check(inputs: Iterable[Input], path: Path | None) -> None:
     """Raise DataError for a file that cannot be written, and for an input that it cannot hold."""
-    if path is not None and (path.is_dir() or not is_writable(path.parent)):
-        problem = "cannot be written: it is a folder, or in a folder that is read-only"
-        raise DataError(f"output ({path})", problem, "choose another place")
+    with report_failure(f"output ({path})", "written", "choose another place"):
+        if path is not None and path.is_dir():
+            raise IsADirectoryError(EISDIR, "it is a folder")
+        if path is not None and not is_writable(path.parent):
+            raise PermissionError(EACCES, "its folder is read-only")
     for item in inputs:
         _cells([*item.shown, *item.shown.values()], item.where, path)
 

@@ -32,12 +32,12 @@ def run(settings: AverageSettings) -> None:
     folder = settings.run
     out = settings.out
     paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
-    if len(paths) < settings.last:
-        number = count(len(paths), "complete checkpoint")
-        remedy = "train with a higher --keep-checkpoints, or lower --last"
-        raise CheckpointError(
-            f"run ({folder})", f"has {number}, fewer than --last {settings.last}", remedy
-        )
+    if (number := len(paths)) < settings.last:
+        problem = f"has {count(number, 'complete checkpoint')}, fewer than --last {settings.last}"
+        remedy = "train with a higher --keep-checkpoints or --keep-every-steps"
+        remedy += f", or pass --last {number}" if number > 1 else ""
+        remedy = remedy if paths else "use a run's folder"
+        raise CheckpointError(f"run ({folder})", problem, remedy)
     check_new_folder(out, remedy=f"use a new one, or score it with `bert evaluate {out}`")
     draft = None
     if (kind := history.Run(folder).kind) == "pretrain":
@@ -60,16 +60,29 @@ def run(settings: AverageSettings) -> None:
             readme.write_text(f"{text}| weights | mean of {names} |\n", encoding="utf-8")
     print_line(f"average: {out} is the mean of {names}")
     if draft is None or draft.held_out is None:
-        print_line("average: not scored; --validation-dir scores a run of bert pretrain")
+        reason = f"only runs of pretrain are scored, not {kind}"
+        if draft:
+            reason = f"`bert evaluate {out} --dataset-dir RECORDS` scores it"
+        print_line(f"average: not scored; {reason}")
         return
     examples = draft.order.evaluation_examples
     newest, averaged = evaluate.samples_of(draft, (paths[-1], out), examples).values()
-    rows = []
-    for name, before in newest.items():
-        after = averaged[name]
-        scores = (interval(before), interval(after), difference([after], [before]))
-        rows.append((name, *(f"{score:.6f}" for score in scores)))
-    print_table(("held out", paths[-1].name, "average", "difference [95 % interval]"), rows)
+    changes = {name: difference([averaged[name]], [newest[name]]) for name in newest}
+    rows = [
+        (name, f"{interval(newest[name]):.6f}", f"{interval(averaged[name]):.6f}", f"{change:.6f}")
+        for name, change in changes.items()
+    ]
+    print_table(("held out", paths[-1].name, "average", "difference"), rows)
+    change = changes["mlm_loss"]
+    verdict = "no difference between the newest and the average is shown"
+    if change.low > 0:
+        verdict = "the newest is better than the average"
+    elif change.high < 0:
+        verdict = "the average is better than the newest"
+    print_line(
+        f"average: {verdict}; the average minus the newest is {change:.6f} of mlm_loss, with its "
+        f"95 % interval, n {change.n:,}"
+    )
 
 
 def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
@@ -89,5 +102,8 @@ def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
             raise CheckpointError(str(path / MODEL), problem, remedy)
         kinds = has
         for name, value in weights.items():
+            if fault := checkpoint.find_fault(value):
+                where = f"{path / MODEL}: {name}"
+                raise CheckpointError(where, fault, "move it out of the run's folder")
             sums[name] = sums.get(name, np.float64(0)) + value.astype(np.float64)
     return {name: (sums[name] / len(paths)).astype(weights[name].dtype) for name in sums}

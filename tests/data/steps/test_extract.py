@@ -20,8 +20,9 @@ from bert_cli.errors import ConfigError, DataError
 
 CUT = "is damaged or cut off (no </mediawiki>): pages may be missing after the last of"
 DUMPS = {
+    "bgwiki-latest-pages-articles-shortened.xml.bz2": (1, 0, 2, ""),
     "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2": (106, 99, 1, ""),
-    "enwiki-table-markup.xml.bz2": (5, 0, 0, ""),
+    "enwiki-table-markup.xml.bz2": (5, 0, 0, "has no <siteinfo>: taken as en.wikipedia.org"),
     "viwiki-truncated-100k.xml.xz": (274, 86, 610, f"{CUT} 970"),
 }
 
@@ -37,16 +38,19 @@ def test_real_dumps_give_all_their_articles(shared_data, tmp_path, name):
     assert counts["pages_of_other_namespaces"] == others
     assert len(manifest["notes"]) == bool(note) and note in "".join(manifest["notes"])
     assert len(titles(tmp_path / "out")) == documents
+    if name.startswith("bgwiki"):  # in UTF-16
+        text = tree(tmp_path / "out")["AA/wiki_00"]
+        assert "Григорианският календар" in text and "\ufffd" not in text
 
 
-def test_every_compression_reads_the_same(tmp_path):
+def test_every_compression_and_encoding_reads_the_same(tmp_path):
     text = page(7, "Été", "L'été est &lt;b&gt;chaud&lt;/b&gt;.") + articles(20)
     source = dump(tmp_path / "dump.xml", text)
     plain = source.read_bytes()
     expected = list(Dump(source).pages())
     packed = [pack(plain) for pack in (bz2.compress, lzma.compress, gzip.compress)]
     padded = b"".join(streams(plain, 9000)) + bytes(9)
-    for data in (*packed, padded):
+    for data in (*packed, padded, plain.decode().encode("utf-16")):
         source.write_bytes(data)
         reader = Dump(source)
         assert (list(reader.pages()), reader.notes) == (expected, [])
@@ -88,13 +92,20 @@ def test_only_the_main_slot_of_a_page_is_text(tmp_path):
     assert "\n\nMain.\n\n" in (text := tree(tmp_path / "out")["AA/wiki_00"]) and "B" not in text
 
 
-def test_pages_that_name_no_namespace_are_no_articles(tmp_path):
-    pages = revisions(1, "A", ("2010", "Text."), ns="") + revisions(2, "B", ("2010", "Text."))
-    manifest = run(
-        dump(tmp_path / "dump.xml", pages, '<mediawiki xml:lang="fr">\n'), tmp_path / "out"
-    )
-    assert titles(tmp_path / "out") == ["B"]
-    assert manifest["counts"]["pages_of_other_namespaces"] == 1
+@pytest.mark.parametrize("siteinfo", [True, False])
+def test_the_titles_of_a_dump_without_ns_decide_their_namespaces(tmp_path, siteinfo):
+    header = HEADER if siteinfo else '<mediawiki xml:lang="fr">\n'
+    names = ["Harbour", "Modèle:Stub", "modèle:x", "Star Trek: Picard", "Talk:A", "User_talk:B"]
+    pages = "".join(revisions(n, title, ("2010", "Text."), ns="") for n, title in enumerate(names))
+    manifest = run(dump(tmp_path / "dump.xml", pages, header), tmp_path / "out")
+    kept = names[:1] + names[3:] if siteinfo else names[:4]
+    assert "https://fr.wikipedia.org/wiki?curid=0" in tree(tmp_path / "out")["AA/wiki_00"]
+    assert titles(tmp_path / "out") == kept
+    assert manifest["counts"]["pages_of_other_namespaces"] == 2
+    packed = (bz2.compress(part.encode()) for part in (header, pages, "</mediawiki>"))
+    (tmp_path / "dump.bz2").write_bytes(b"".join(packed))
+    run(tmp_path / "dump.bz2", tmp_path / "packed")  # its streams are read without the header
+    assert titles(tmp_path / "packed") == kept
 
 
 def test_pages_of_another_model_are_left_out_counted_and_named(tmp_path, capsys):
@@ -118,6 +129,11 @@ def test_a_page_that_cannot_be_converted_is_left_out_counted_and_named(tmp_path,
     assert titles(tmp_path / "out") == ["Article 1", "Article 2", "Good", "Empty"]
     note = r"1 of 5 pages are missing from the output \(8 'Bad'\); the first cannot be converted: ValueError: Exceeds"
     assert re.search(note, capsys.readouterr().out)
+
+
+def test_pages_that_only_include_others_are_named(tmp_path, capsys):
+    run(dump(tmp_path / "dump.xml", page(1, "A", "") + page(2, "B", "{{x}}")), tmp_path / "out")
+    assert "none of its 2 pages has text, only templates" in capsys.readouterr().out
 
 
 def test_a_page_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):

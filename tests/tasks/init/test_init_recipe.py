@@ -111,8 +111,8 @@ def test_little_text_is_not_for_training_from_scratch():
     assert "--from bert-base-uncased" in warning
     values = {name: value for name, value, _ in pick(1.0).rows}
     assert all(values.values())
-    read, needed = map(float, re.search(r"reads (\S+) .* needs (\S+) million", warning).groups())
-    assert read < needed / 2
+    millions = float(re.search(r"its training part has ([\d.]+) million tokens", warning)[1])
+    assert f", {1e6 * millions:,.0f} tokens" in values["length"]
     assert not pick(1.0, start=BASE).warnings
 
 
@@ -149,10 +149,20 @@ def test_much_text_for_a_new_model_is_a_warning_to_use_a_part():
     assert re.fullmatch(r"--hours 200 is enough for 0.\d+ of 40 epochs; use a part .*", warning)
 
 
+def test_a_run_that_uses_little_of_the_hours_has_the_reason():
+    def reason(**changes):
+        return {name: why for name, _, why in pick(**changes).rows}["time"]
+
+    assert "the text is small: more text" in reason(megabytes=1.0, start=BASE)
+    assert "more text" not in reason(megabytes=200.0, start=BASE)
+
+
 def test_hours_in_which_nothing_is_learnt_are_refused_with_the_shortest_plan():
     chosen = pick(start=BASE, machine="2 cores", hours=0.01)
     problem = r"hours \(--hours\): is time for \d+ examples on this .*use --hours (\S+) or more"
     hours = float(re.match(problem, str(chosen.refusal))[1])
+    (time,) = [(value, why) for name, value, why in chosen.rows if name == "time"]
+    assert "the second is more than --hours" in time[1]
     assert pick(start=BASE, machine="2 cores", hours=hours).refusal is None
     assert not any("--hours" in warning for warning in chosen.warnings)
 

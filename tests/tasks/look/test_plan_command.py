@@ -13,6 +13,7 @@ from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.shipped import configs_folder
 from bert_cli.parse.load import load
 from bert_cli.planning.memory import estimate
+from bert_cli.settings.settings import parse_bytes
 
 BASE = ["plan", "pretrain", "--config", "pretrain_base_128_phase1"]
 AUTO = ["--parallel.layout", "auto"]
@@ -59,7 +60,9 @@ def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_
     for flag, value, missing in (("--memory", "80GB", "--devices"), ("--devices", "8", "--memory")):
         assert f"pass {missing}" in bert(*BASE, *AUTO, flag, value, code=2).err
     for text in ("80", "80GX", "-1GB", "0GB", "lots"):
-        assert f"memory (--memory): got '{text}'" in bert(*BASE, f"--memory={text}", code=2).err
+        assert "80GB" in bert(*BASE, f"--memory={text}", code=2).err
+    sizes = {"24GiB": 24 * 2**30, "1.5 TB": 15 * 10**11, "16e9": 16 * 10**9, "1000000B": 10**6}
+    assert {text: parse_bytes(text) for text in sizes} == sizes
 
 
 def test_the_chosen_layout_as_flags_is_that_layout_and_unused_devices_are_reported(bert, capsys):

@@ -117,8 +117,9 @@ def test_the_list_has_losses_and_bits_per_byte_of_finite_scores_with_intervals(
     assert row["held_out"] == dict.fromkeys(finite, 0.375)
     assert row["intervals"] == {name: interval(samples[name]).bounds for name in finite}
     out = bert("runs", tmp_path).out
-    cells = re.findall(r"([a-z][a-z ]+) 0\.3750", out)
+    cells = re.findall(r"([a-z][a-z ]+) 0\.3750 \[", out)
     assert cells == ["mlm", "bits per byte"]
+    assert "; n 2  killed" in out
     written = (tmp_path / "run" / "scores.json").read_text()
     assert 'b_loss": null' in written
     (tmp_path / "run" / "scores.json").write_text(written.replace("0.375", "0.875"))

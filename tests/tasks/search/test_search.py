@@ -481,7 +481,7 @@ def test_a_question_may_begin_with_dashes(manuals, capsys):
         ("question\tdocument\ndisk\tnone.txt\n", "(line 2): the index has no document 'none.txt'"),
         (
             "question\tdocument\ndisk\topy.txt\ncopy\tno\nlist\tno\n",
-            "(line 2): the index has no document 'opy.txt'",
+            "(line 2): the index has no document 'opy.txt' and 1 other: 'no'",
         ),
         ("question\tdocument\n?!\tMOUNT\n", "has no word"),
         ("question\tanswer\n?!\tMOUNT\n", "has no column 'document'"),
@@ -519,7 +519,11 @@ def test_a_name_of_several_documents_is_an_error(manuals, capsys, name, number):
     Path("queries.tsv").write_text(f"question\tdocument\ntea\t{name}\n")
     assert main(["search", "score", "index", "--queries", "queries.tsv"]) == (3 if number else 0)
     message = capsys.readouterr().err
-    problem = f"{name!r} names {number} documents; use its file or FILE:NUMBER, or"
+    files = {"leaf.txt": ["manuals/a/deep/leaf.txt", "manuals/a/leaf.txt"]}
+    first, second = (
+        Path(path).resolve() for path in files.get(name, ["manuals/tea.txt", "more/tea.txt"])
+    )
+    problem = f"{name!r} names {number} documents, such as {first} and {second}; use its file or FILE:NUMBER, or"
     assert (problem in message) == bool(number)
 
 
