@@ -103,8 +103,9 @@ class Progress(TerminalBar):
         if not self.shown and now - self.printed < SECONDS_BETWEEN_LINES:
             return
         total = f" of {self.total / 1e6:.1f}" if self.total else ""
+        percent = f" ({100 * self.bytes / self.total:.0f} %)" if self.total else ""
         speed = (self.bytes - self.done) / 1e6 / max(now - self.started, 1e-9)
-        text = f"{self.description}: {self.bytes / 1e6:.1f}{total} MB, {speed:.1f} MB/s"
+        text = f"{self.description}: {self.bytes / 1e6:.1f}{total} MB{percent}, {speed:.1f} MB/s"
         if self.shown:
             left = (self.total - self.bytes) / 1e6 / speed if self.total and speed > 0 else 0.0
             self.show(text, self.bytes, f"{format_duration(left)} left" if left else "")

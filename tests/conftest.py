@@ -4,6 +4,7 @@ import ctypes
 import gc
 import json
 import os
+import sqlite3  # noqa: F401  # before TensorFlow, whose own SQLite has no FTS5
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -39,6 +39,8 @@ Need = str | tuple[Any, ...] | Unless
 Needs = Mapping[str, Need | list[Need]]
 # Start of an address such as `s3://bucket/records`.
 ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)")
+# Bound of the absolute value of integers, as for int64.
+INTEGERS = 2**63
 
 
 class SettingError(ValueError):
@@ -105,7 +107,11 @@ class Settings(BaseModel):
             value = _expand(value, is_opened(info.field_name))
         if not all(map(is_utf8, values)):
             raise SettingError("", f"{value!r} is not UTF-8", "rename it, or write it in UTF-8")
-        return handler(value)
+        checked = handler(value)
+        for number in (value, checked):
+            if isinstance(number, int) and abs(number) >= INTEGERS:
+                raise SettingError("", "has too many digits", "use a number below 2^63")
+        return checked
 
     def _check(self) -> None:
         """Raise SettingError for values that contradict each other. A class has only its own checks: all are called."""
