@@ -238,6 +238,8 @@ def load_weights(
     tensors, left_out = hf.fitting(source.tensors(), needed, config)
     values, new = hf.from_hf(tensors, shapes, config, where=str(source.weights))
     for name, value in scaling.folded(values, table or {}, -1).items():
+        if fault := checkpoint.find_fault(value):  # such as integers
+            raise CheckpointError(f"{source.weights}: {name}", fault, "use another checkpoint")
         weights[name].assign(value)
     return new, left_out
 
