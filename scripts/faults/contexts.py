@@ -1,4 +1,4 @@
-"""Tell coverage.py which test is running, also in child processes; record how long tests take.
+"""Name the running test to coverage.py, also in child processes; record how long tests take.
 
 It is a plugin of pytest and one of coverage.py. The name of the test travels in the environment: a child that is
 started has it, and a child of a forking server sets it with the rest of its environment. (PYTEST_DONT_REWRITE)

@@ -1,7 +1,7 @@
 """Faults of a line that a person may make: found in the syntax tree, put in as text.
 
-A fault changes what a user sees, as far as its form tells: texts, types, logs, checks for readers and constants of
-performance are left alone. A survivor may still be equivalent; a person judges that.
+A fault changes what a user sees, as far as its form tells: texts, types, logs, checks of types and constants of
+performance stay as they are. A survivor may still be equivalent; a person judges that.
 """
 
 import ast
@@ -63,7 +63,7 @@ class Fault(NamedTuple):
     old: str
     new: str
     function: tuple[int, int]
-    """The lines of the function that has the fault; those of the file on its top level."""
+    """First and last line of the function that has the fault, or of the file if it is in none."""
 
     @property
     def area(self) -> str:
@@ -275,12 +275,12 @@ def shorter_displays(source: Source, node: ast.Dict | ast.Tuple | ast.List) -> I
 
 def defaults_of(sources: list[Source]) -> dict[str, set[str]]:
     """Return function -> its parameters that have a default; a class has its fields."""
-    found: dict[str, set[str]] = defaultdict(set)
+    optional: dict[str, set[str]] = defaultdict(set)
     for source in sources:
         for node in ast.walk(source.tree):
             if isinstance(node, ast.FunctionDef):
                 name = source.parents[node].name if node.name == "__init__" else node.name  # type: ignore[attr-defined]
-                found[name] |= {
+                optional[name] |= {
                     arg.arg
                     for arg, default in zip(
                         node.args.kwonlyargs, node.args.kw_defaults, strict=True
@@ -288,13 +288,13 @@ def defaults_of(sources: list[Source]) -> dict[str, set[str]]:
                     if default
                 }
                 count = len(node.args.defaults)
-                found[name] |= {arg.arg for arg in node.args.args[-count:]} if count else set()
+                optional[name] |= {arg.arg for arg in node.args.args[-count:]} if count else set()
             elif isinstance(node, ast.ClassDef):
                 fields = (
                     part for part in node.body if isinstance(part, ast.AnnAssign) and part.value
                 )
-                found[node.name] |= {ast.unparse(field.target) for field in fields}
-    return found
+                optional[node.name] |= {ast.unparse(field.target) for field in fields}
+    return optional
 
 
 def sample(root: Path, folders: list[str], seed: int, count: int) -> list[Fault]:

@@ -66,7 +66,9 @@ class LineTests:
             self.seconds, self.sources = known["seconds"], known["sources"]
             names = list(self.seconds)
             for file, lines in known["tests"].items():
-                self.tests[file] = {int(n): {names[i] for i in those} for n, those in lines.items()}
+                self.tests[file] = {
+                    int(n): {names[i] for i in numbers} for n, numbers in lines.items()
+                }
 
     def save(self) -> None:
         """Write the map."""
@@ -110,7 +112,10 @@ class LineTests:
             tree = copy_of_tree(root, folder)
             config = folder / "coveragerc"
             config.write_text(CONFIG.format(tree=tree, folder=folder), encoding="utf-8")
-            more = {"COVERAGE_PROCESS_START": str(config), OUTCOME: str(folder / "outcome.json")}
+            variables = {
+                "COVERAGE_PROCESS_START": str(config),
+                OUTCOME: str(folder / "outcome.json"),
+            }
             command = [
                 sys.executable,
                 "-m",
@@ -121,7 +126,9 @@ class LineTests:
                 "--timeout",
                 "1200",
             ]
-            done = subprocess.run([*command, *words], cwd=tree, env=environment(root, tree) | more)
+            done = subprocess.run(
+                [*command, *words], cwd=tree, env=environment(root, tree) | variables
+            )
             outcome = folder / "outcome.json"
             if not outcome.is_file():
                 print(

@@ -279,7 +279,7 @@ TEXT = [
     *((read, "a.csv", "text,label\nOne.,1\n".encode(name), f"is {shown}, not UTF-8; convert it with iconv -f {shown} ")
       for name in IN_16_BITS for shown in [name.upper().replace("-LE", "LE").replace("-BE", "BE")]
       for read in (partial(text, text_field="text"), table)),
-    # The byte order mark tells, too, where no byte is zero.
+    # The byte order mark decides, even where no byte is zero.
     (text, "a.txt", "\ufeff我爱北京。".encode("utf-16"), "is UTF-16, not UTF-8"),
     *((partial(text, text_field="text"), name, '\ufeff\n[\n {"text": "One."}]',
        r"is a JSON array; write one object on each line \(jq -c \.\[\]\)") for name in ("a.json", "a.jsonl")),
@@ -354,8 +354,8 @@ ROWS = [*TABLES, *TASKS, *QUESTIONS, *TEXT, *DOCUMENTS, *TOKENS]
 @pytest.mark.parametrize("row", ROWS, ids=[" ".join(re.findall(r"\w+", row[3])) for row in ROWS])
 def test_a_file_is_refused_with_its_name_its_line_and_what_to_do(row, tmp_path):
     read, name, content, words, *kind = row
-    name, place = name if isinstance(name, tuple) else (name, name)
-    message = f"{re.escape(str(tmp_path / place))}.*?{words}"
+    name, path_in_message = name if isinstance(name, tuple) else (name, name)
+    message = f"{re.escape(str(tmp_path / path_in_message))}.*?{words}"
     with pytest.raises(kind[0] if kind else DataError, match=message) as error:
         read(put(tmp_path / name, content))
     assert "; " in str(error.value)

@@ -35,7 +35,7 @@ def test_words_and_labels_are_the_first_and_the_last_column(tmp_path):
 
 
 READ = [
-    # Separators, marks of documents, and comments; a word that is a hash is no comment.
+    # Separators, marks of documents, and comments; a word may be a hash.
     ("New York\tB-LOC\n10\u00a0000\tO\n\u3000\tO\n", {"words": [["New York", "10\u00a0000", "\u3000"]]}),
     ("10\u00a0000 O\n\u2028 B-LOC\n", {"words": [["10\u00a0000", "\u2028"]]}),
     ("-DOCSTART- -X- O O\n\na A B O\n-DOCSTART- -X- O O\nb A B O\n",
