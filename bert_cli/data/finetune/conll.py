@@ -85,13 +85,15 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
         remedy = "write each word and its label on a line, as 'Ada B-PER', and a blank line after a sentence"
         raise DataError(str(path), "is JSON, but sentences are read from CoNLL files", remedy)
     written = (line.strip(" \t") for line in lines if not line.startswith("# "))
-    separator = "\t" if any("\t" in line for line in written) else " "
+    separator = " "
+    if any("\t" in line for line in written):
+        separator = "\t"
     remarks: Counter[str] = Counter()
     rows, documents = _rows_of(path, lines, separator, remarks)
     column = _word_column(rows)
     words = [[cells[column] for _, cells in sentence] for sentence in rows]
     language = _LANGUAGE.match(words[0][0])
-    if language and all(word.startswith(language[0]) for sentence in words for word in sentence):
+    if language and all(word.startswith(language[0]) for word in chain.from_iterable(words)):
         # A word of the language alone was a space.
         prefix = language[0]
         words = [[word.removeprefix(prefix) or word for word in sentence] for sentence in words]
@@ -106,9 +108,13 @@ def read_conll(path: Path, label_names: Sequence[str] | None = None) -> Sentence
             raise DataError(str(path), problem, "use a file whose last column labels entities")
         check_spellings((where, entity_type[1:]) for where, entity_type in marked)
         types = sorted({entity_type for _, entity_type in marked})
-        label_names = ("O", *(f"{prefix}{entity_type}" for entity_type in types for prefix in "BI"))
+        prefixed: list[str] = []
+        for entity_type in types:
+            prefixed += (f"B{entity_type}", f"I{entity_type}")
+        label_names = ("O", *prefixed)
     labels = [label_numbers(sentence, label_names).tolist() for sentence in tags]
-    documents = documents if len({*documents}) > 1 else []
+    if len({*documents}) <= 1:
+        documents = []
     return Sentences(words, labels, tuple(label_names), +remarks, documents)
 
 
@@ -171,7 +177,9 @@ def _word_column(sentences: Sequence[Sequence[Line]]) -> int:
 
 def _is_counted(lines: Sequence[Line]) -> bool:
     cells = [cells[0] for _, cells in lines]
-    first = int(cells[0][:9]) if cells[0].isdecimal() else 0
+    first = 0
+    if cells[0].isdecimal():
+        first = int(cells[0][:9])
     return cells == [str(first + number) for number in range(len(cells))]
 
 
@@ -225,7 +233,9 @@ def word_features(
     labels = np.zeros(len(weights), np.int32)
     labels[weights > 0] = list(chain.from_iterable(sentences.labels))
     columns = {"labels": labels, "label_weights": weights}
-    shown_in = None if doc_stride is None else owner
+    shown_in = None
+    if doc_stride is not None:
+        shown_in = owner
     return replace(features, position_labels=columns, owner=shown_in), +remarks
 
 
@@ -283,12 +293,14 @@ def entity_samples(
     sides = ([{*chunks(sentence)} for sentence in side] for side in (labels, predictions))
     rows = [(gold & guessed, guessed, gold) for gold, guessed in zip(*sides, strict=True)]
     columns: dict[str, tuple[Ints64, Ints64]] = {}
-    for entity_type in ("", *sorted({name for *_, gold in rows for name, *_ in gold})):
+    types = {name for _, _, gold in rows for name, _, _ in gold}
+    for entity_type in ("", *sorted(types)):
         # Of each sentence: right, predicted and labelled entities of a type, or all.
         right, guessed, labelled = np.array(
             [[sum(entity_type in ("", name) for name, *_ in side) for side in row] for row in rows]
         ).T
-        columns[f"f1_{entity_type}" if entity_type else "f1"] = (2 * right, guessed + labelled)
+        name = f"f1_{entity_type}" if entity_type else "f1"
+        columns[name] = (2 * right, guessed + labelled)
         if not entity_type:
             columns |= {"precision": (right, guessed), "recall": (right, labelled)}
     return {name: sample_of(examples, "ratio", *pair) for name, pair in columns.items()}

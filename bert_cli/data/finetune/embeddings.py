@@ -107,7 +107,8 @@ def read_retrieval(qrels: Path) -> Retrieval:
                 raise DataError(where, f"{name!r} is not in {folder / file}.jsonl", "fix the id")
         relevant.setdefault(query, {})[numbers[document]] = max(0.0, number_of(score, where))
     # Every score would be 0, whatever the model.
-    if not any(grade for grades in relevant.values() for grade in grades.values()):
+    grades = [grade for judged in relevant.values() for grade in judged.values()]
+    if not any(grades):
         raise DataError(str(qrels), "names no relevant document", "use another file")
     texts = [queries[name] for name in relevant]
     return Retrieval(texts, list(documents.values()), list(relevant.values()))
@@ -180,7 +181,8 @@ def retrieval_samples(
     for row, (numbers, gains) in enumerate(zip(rankings, retrieval.relevant, strict=True)):
         gained = np.array([gains.get(number, 0.0) for number in numbers or []])
         ideal = np.array(sorted(gains.values(), reverse=True))
-        if count := np.count_nonzero(ideal):
+        count = np.count_nonzero(ideal)
+        if count:
             gain, ideal_gain = (
                 float(grades[: DEPTHS[0]] @ discounts[: len(grades)]) for grades in (gained, ideal)
             )
@@ -197,10 +199,11 @@ def retrieval_samples(
 
 def embedding_files(pooling: str, size: int, max_seq_length: int) -> dict[str, bytes]:
     """Return the files (name -> content) with which sentence-transformers opens a model of vectors of a size."""
-    modules: list[JSON] = [
-        {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "", "type": f"{PACKAGE}.{kind}"}
-        for n, kind in enumerate(KINDS)
-    ]
+    modules: list[JSON] = []
+    for n, kind in enumerate(KINDS):
+        # The first module, the encoder, lies in the folder itself.
+        path = f"{n}_{kind}" if n else ""
+        modules.append({"idx": n, "name": str(n), "path": path, "type": f"{PACKAGE}.{kind}"})
     modes = {name: mode == pooling for name, mode in MODES.items()}
     contents: dict[str, JSON] = {
         MODULES: modules,
@@ -225,24 +228,29 @@ def read_embedding(folder: Path) -> JSONObject:
     limits = _settings(folder / LIMITS)
     longest = limits.get("max_seq_length")
     path = folder / POOLING
-    if modules := _modules(folder):
+    modules = _modules(folder)
+    if modules:
         values["normalize"] = len(modules) > KINDS.index("Normalize")
-        longest = TokenizerFolder(folder).max_length if longest is None else longest
+        if longest is None:
+            longest = TokenizerFolder(folder).max_length
         path = folder / modules[1].path / "config.json"
     if longest is not None:
         if type(longest) is not int or longest < 3:  # [CLS], a piece, [SEP]
             raise _refusal(folder / LIMITS, "max_seq_length", longest)
         values["max_seq_length"] = longest
-    normalization = (
-        TokenizerFolder(folder).normalization if limits.get("do_lower_case") else Normalization()
-    )
+    normalization: Normalization | None = Normalization()
+    if limits.get("do_lower_case"):
+        normalization = TokenizerFolder(folder).normalization
     if normalization is None or normalization.cased:
         raise _refusal(folder / LIMITS, "do_lower_case", True)
     if modules or path.exists():
         pooling = _settings(path)
         flagged = [mode for name, mode in MODES.items() if pooling.get(name)] or ["mean"]
         mode = pooling.get("pooling_mode") or flagged
-        values["pooling"] = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
+        if isinstance(mode, list) and len(mode) == 1:
+            values["pooling"] = mode[0]
+        else:
+            values["pooling"] = mode
         if values["pooling"] not in MODES.values():
             raise _refusal(path, "pooling_mode", mode)
     return values
@@ -263,7 +271,10 @@ def stored_files(folder: Path) -> dict[str, bytes]:
     needed = [f"{module.path}/config.json" for module in _modules(folder)[1:]]
     names = [name for name in (MODULES, POOLING, LIMITS, DEFAULTS) if (folder / name).is_file()]
     files = {name: folder / name for name in (*names, *needed)}
-    return {name: p.read_bytes() if p.is_file() else b"{}" for name, p in files.items()}
+    contents = {}
+    for name, path in files.items():
+        contents[name] = path.read_bytes() if path.is_file() else b"{}"
+    return contents
 
 
 def _modules(folder: Path) -> list[_Module]:
@@ -299,4 +310,6 @@ def _refusal(path: Path, entry: str, value: object) -> CheckpointError:
 
 
 def _read(path: Path, kind: type[Value]) -> Value:
-    return read_json(path, kind, CheckpointError, COPY_AGAIN) if path.exists() else kind()
+    if not path.exists():
+        return kind()
+    return read_json(path, kind, CheckpointError, COPY_AGAIN)

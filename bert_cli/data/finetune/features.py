@@ -70,7 +70,9 @@ class Features:
         arrays: dict[str, Array] = {n: getattr(self, n) for n in ("tokens", "segments", "ends")}
         for group in ("labels", "position_labels"):
             arrays |= {f"{group}.{name}": row for name, row in getattr(self, group).items()}
-        return arrays if self.owner is None else arrays | {"owner": self.owner}
+        if self.owner is not None:
+            return arrays | {"owner": self.owner}
+        return arrays
 
     @staticmethod
     def of(arrays: Arrays) -> "Features":
@@ -113,13 +115,16 @@ class Features:
         index = runs(self.starts[numbers], lengths)
         labels = {name: column[numbers] for name, column in self.labels.items()}
         owner = self.owner
-        owner = None if owner is None else np.unique(owner[numbers], return_inverse=True)[1]
+        if owner is not None:
+            owner = np.unique(owner[numbers], return_inverse=True)[1]
         tokens = self.tokens[index]
         return Features(tokens, self.segments[index], lengths.cumsum(), labels, owner=owner)
 
     def of_texts(self, texts: Bools) -> "Features":
         """Return the examples of a mask of texts [n], which have one or, in windows, several."""
-        return self.take(np.flatnonzero(texts if self.owner is None else texts[self.owner]))
+        if self.owner is not None:
+            texts = texts[self.owner]
+        return self.take(np.flatnonzero(texts))
 
     def batch(self, numbers: Ints64, sequence_length: int) -> Batch:
         """Return the examples of these numbers [B], padded: columns [B, S] and [B]."""
@@ -230,7 +235,9 @@ class Pieces(NamedTuple):
 def encode(tokenizer: TextTokenizer, texts: Sequence[str], *, with_offsets: bool = False) -> Pieces:
     """Encode texts on all cores, some thousands at once, as the library's results are large."""
     library = tokenizer.library
-    encode = library.encode_batch if with_offsets else library.encode_batch_fast
+    encode = library.encode_batch_fast
+    if with_offsets:
+        encode = library.encode_batch
     ids = [np.zeros(0, np.int32)]
     lengths = []
     offsets = [np.zeros((0, 2), np.int32)]
@@ -280,7 +287,9 @@ def encode_texts(
     does, and the first is truncated where it leaves no `doc_stride` tokens.
     """
     left = encode(tokenizer, first)
-    right = encode(tokenizer, [""] * len(first) if second is None else second)
+    if second is None:
+        second = [""] * len(first)
+    right = encode(tokenizer, second)
     is_pair = right.lengths > 0
     # [CLS] and [SEP], and of a pair another [SEP].
     room = max_seq_length - 2 - is_pair

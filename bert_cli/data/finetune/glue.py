@@ -120,7 +120,9 @@ def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
 
 def _find_file(folder: Path, task: Task, split: str) -> Path:
     task_folder = next((folder / name for name in task.folders if (folder / name).is_dir()), folder)
-    names = [task.files[split], *([LARGEST_TRAIN_FILE] if split == "train" else [])]
+    names = [task.files[split]]
+    if split == "train":
+        names.append(LARGEST_TRAIN_FILE)
     for name in names:
         if (task_folder / name).is_file():
             return task_folder / name
@@ -134,9 +136,13 @@ def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> t
         yield from tables.table_rows(path, (), Counter())
         return
     rows = split_cells(tables.read_lines(path), str(path), "")
-    headless = task.headless if is_labelled else ()
+    headless: tuple[str, ...] = ()
+    if is_labelled:
+        headless = task.headless
     columns = headless or next(rows)[1]
-    needed = [*task.columns, *([task.label] if is_labelled else [])]
+    needed = list(task.columns)
+    if is_labelled:
+        needed.append(task.label)
     check_columns(f"{path} (line 1)", needed, columns)
     for where, cells in rows:
         if len(cells) >= len(columns):
@@ -152,7 +158,8 @@ def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> t
 def _label_names(folder: Path, task: Task) -> tuple[str, ...]:
     """Return the labels of labels.json or, if it is absent, the sorted labels of the training file."""
     path = folder / LABELS_FILE
-    path = path if path.is_file() else _find_file(folder, task, "train")
+    if not path.is_file():
+        path = _find_file(folder, task, "train")
     words = (
         label_of(row, task.label, where) for where, row in tables.table_rows(path, (), Counter())
     )

@@ -35,7 +35,10 @@ def word_of(value: object, name: str, where: str) -> str:
         value = files.decode(value, where)
     elif isinstance(value, float) and value.is_integer():
         value = int(value)
-    word = (str(value).lower() if isinstance(value, bool) else str(value)).strip()
+    word = str(value)
+    if isinstance(value, bool):  # as in JSON
+        word = word.lower()
+    word = word.strip()
     if value is None or isinstance(value, list | dict) or word.lower() in MISSING:
         problem = f"'{name}' is empty or not a label ({repr(value)[:40]})"
         raise DataError(where, problem, "write a label in each row, or leave the row out")
@@ -50,7 +53,9 @@ def number_of(word: str, where: str, *limits: float) -> float:
         value = float(word)
         if low <= value <= high:
             return value
-    inside = " from {:g} to {:g}".format(*limits) if limits else ""
+    inside = ""
+    if limits:
+        inside = " from {:g} to {:g}".format(*limits)
     raise DataError(where, f"score '{word}' is not a number{inside}", "fix the row")
 
 
@@ -90,7 +95,9 @@ def from_columns(lists: Sequence[tuple[str, ...]], size: int) -> list[tuple[str,
     """
     lengths = {len(row) for row in lists}
     longest = max(lengths)
-    words = {word.lower() for row in lists for word in row}
+    words: set[str] = set()
+    for row in lists:
+        words.update(word.lower() for word in row)
     if lengths != {size or longest} or longest < 2 or not words <= {*ZERO_OR_ONE}:
         return None
     return [

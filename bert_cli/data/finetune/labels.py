@@ -68,7 +68,9 @@ def read_decision(folder: Path) -> Decision:
 
 def label_counts(labels: Array, size: int) -> Ints64:
     """Return the number of texts of each label [L], from numbers [n] or, of several labels, 0 and 1 [n, L]."""
-    return labels.sum(0) if labels.ndim == 2 else np.bincount(labels, minlength=size)
+    if labels.ndim == 2:
+        return labels.sum(0)
+    return np.bincount(labels, minlength=size)
 
 
 def weights_of(labels: Array, names: Sequence[str], table: ClassWeights) -> Array:
@@ -88,7 +90,10 @@ def weights_of(labels: Array, names: Sequence[str], table: ClassWeights) -> Arra
                 remedy = did_you_mean(name, names, f"the labels are {listed(names)}")
                 raise ConfigError(f"class_weights ({name})", "is not a label in train_file", remedy)
         weights = np.array([table.get(name, 1.0) for name in names])
-    column = np.where(labels, weights, 1.0) if labels.ndim == 2 else weights[labels]
+    if labels.ndim == 2:
+        column = np.where(labels, weights, 1.0)
+    else:
+        column = weights[labels]
     return (column / column.min()).astype(np.float32)
 
 
@@ -125,7 +130,10 @@ def best_thresholds(labels: Array, probabilities: Floats) -> list[float]:
         best = (f1 - 1e-9 * np.abs(middle - USUAL_THRESHOLD)).argmax()
         usual = column > USUAL_THRESHOLD
         usual_f1 = 2 * (has_label * usual).sum() / max(1, has_label.sum() + usual.sum())
-        thresholds.append(float(middle[best]) if f1[best] > usual_f1 else USUAL_THRESHOLD)
+        threshold = USUAL_THRESHOLD
+        if f1[best] > usual_f1:
+            threshold = float(middle[best])
+        thresholds.append(threshold)
     return thresholds
 
 
@@ -210,7 +218,9 @@ def calibration_error(probability: Floats, is_right: Array) -> float:
 def kept_decision(decision: Decision, logits: Floats, labels: Array) -> Decision:
     """Return the decision, or none where the temperature does not lower the error of texts that did not choose it."""
     after, before = _errors(decision, logits, labels)
-    return decision if after < before else Decision()
+    if after < before:
+        return decision
+    return Decision()
 
 
 def describe_calibration(decision: Decision, logits: Floats, labels: Array) -> str:

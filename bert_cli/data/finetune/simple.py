@@ -28,8 +28,8 @@ def most_frequent(labels: Array, size: int) -> Array:
     if labels.ndim == 2:
         # A label that all texts have, or none, would have an infinite logit.
         return np.tile(logit(labels.mean(0).clip(1e-6, 1 - 1e-6)), (size, 1))
-    is_score = labels.dtype.kind == "f"
-    return np.full(size, labels.mean() if is_score else np.bincount(labels).argmax(), labels.dtype)
+    usual = labels.mean() if labels.dtype.kind == "f" else np.bincount(labels).argmax()
+    return np.full(size, usual, labels.dtype)
 
 
 def takes_long(texts: Sequence[str], labels: Array) -> bool:
@@ -53,11 +53,15 @@ def by_regression(inputs: Any, labels: Array, held_out: Any, weights: Array | No
     usual = most_frequent(labels, len(held_out))
     is_text = isinstance(inputs[0], str)
     # Vectors have the mean square 1, where scikit-learn's own penalty of 1 fits.
-    method = linear_model.LogisticRegression(C=10.0 if is_text else 1.0, max_iter=1000)
+    penalty = 10.0 if is_text else 1.0
+    method = linear_model.LogisticRegression(C=penalty, max_iter=1000)
     if is_text and labels.ndim == 1 and len(np.unique(labels)) > 2:
         method = svm.LinearSVC(random_state=0)
     # Of mean 1: C weighs the penalty against the sum over examples.
-    weights = np.ones(labels.shape) if weights is None else weights / weights.mean(0)
+    if weights is None:
+        weights = np.ones(labels.shape)
+    else:
+        weights = weights / weights.mean(0)
     # Several threads would wait for one another: the vectors are short.
     with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
         try:
@@ -96,7 +100,9 @@ def by_word(
 ) -> list[list[int]]:
     """Return for each held-out word its most frequent label; for an unknown word, that of all words."""
     sides = zip(sentences, labels, strict=True)
-    pairs = [pair for words, numbers in sides for pair in zip(words, numbers, strict=True)]
+    pairs: list[tuple[str, int]] = []
+    for sentence, numbers in sides:
+        pairs += zip(sentence, numbers, strict=True)
     usual = Counter(number for _, number in pairs).most_common(1)[0][0]
     # The most frequent label of a word comes last, and stays.
     best = {word: number for (word, number), _ in reversed(Counter(pairs).most_common())}

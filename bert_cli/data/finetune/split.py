@@ -118,9 +118,13 @@ def _held_out(strata: Ints, fraction: float, seed: int, owner: Ints) -> Ints:
 
 def warn_of_shared(train: str, rows: Rows, sets: Mapping[str, Rows]) -> None:
     """Print a warning for each of the `sets` that has texts of the training `rows`."""
-    known = {plain(text) for row in rows for text in row} - {""}
+    known: set[str] = set()
+    for row in rows:
+        known.update(map(plain, row))
+    known.discard("")
     for name, scored in sets.items():
-        if shared := sum(not known.isdisjoint(map(plain, row)) for row in scored):
+        shared = sum(not known.isdisjoint(map(plain, row)) for row in scored)
+        if shared:
             logger.warning(
                 f"warning: {shared:,} of {count(len(scored), 'row')} of {name} share a text with {train}, so the "
                 "scores show memory, too; leave these texts out of one of them"

@@ -85,19 +85,22 @@ class _File(BaseModel, strict=True):
 def _read(path: Path) -> list[Question]:
     remedy = f"rows and JSON Lines are not read; write it in SQuAD's form: {FORM}"
     parsed = parse_json(str(path), read_text(path).encode(), _File, DataError, remedy)
-    paragraphs = [paragraph for article in parsed.data for paragraph in article.paragraphs]
+    paragraphs: list[_Paragraph] = []
+    for article in parsed.data:
+        paragraphs += article.paragraphs
     has_answers = any(row.answers for paragraph in paragraphs for row in paragraph.qas)
-    return [
-        Question(
-            str(row.id),
-            row.question,
-            paragraph.context,
-            tuple(row.answers or ()),
-            has_answers and row.answers == [] if row.is_impossible is None else row.is_impossible,
-        )
-        for paragraph in paragraphs
-        for row in paragraph.qas
-    ]
+    questions = []
+    for paragraph in paragraphs:
+        for row in paragraph.qas:
+            is_impossible = row.is_impossible
+            if is_impossible is None:
+                is_impossible = has_answers and row.answers == []
+            answers = tuple(row.answers or ())
+            question = Question(
+                str(row.id), row.question, paragraph.context, answers, is_impossible
+            )
+            questions.append(question)
+    return questions
 
 
 def read_squad(
@@ -112,7 +115,8 @@ def read_squad(
     names: set[str] = set()
     ids: dict[str, list[str]] = {}
     for question in _read(path):
-        if fault := _fault(question, names, version_2=version_2, training=training):
+        fault = _fault(question, names, version_2=version_2, training=training)
+        if fault:
             raise DataError(f"{path} (question '{question.id}')", *fault)
         names.add(question.id)
         right = tuple(
@@ -123,7 +127,8 @@ def read_squad(
             and question.context.startswith(answer.text, answer.answer_start)
         )
         for _ in range(len(question.answers) - len(right)):
-            ids.setdefault(MISPLACED if training else MISPLACED_KEPT, []).append(question.id)
+            remark = MISPLACED if training else MISPLACED_KEPT
+            ids.setdefault(remark, []).append(question.id)
         if not training or len(right) == len(question.answers):
             questions.append(question)
         elif right:
@@ -188,12 +193,12 @@ def squad_samples(gold: Gold, predictions: Mapping[str, str]) -> dict[str, Sampl
         return {"f1": f1, "exact_match": exact}
     has_answers = np.array([bool(texts) for texts in gold.answers.values()])
     parts = {"": has_answers | True, "HasAns_": has_answers, "NoAns_": ~has_answers}
-    return {
-        f"{prefix}{name}": sample.take(rows)
-        for prefix, rows in parts.items()
-        for name, sample in (("exact", exact), ("f1", f1))
-        if rows.any()
-    }
+    samples = {}
+    for prefix, rows in parts.items():
+        if rows.any():
+            samples[f"{prefix}exact"] = exact.take(rows)
+            samples[f"{prefix}f1"] = f1.take(rows)
+    return samples
 
 
 def best_score(texts: Iterable[str], prediction: str, *, version_2: bool) -> tuple[float, float]:

@@ -88,7 +88,8 @@ def make_windows(
     `doc_stride` is the distance between the starts of consecutive windows. Raises ConfigError if a question leaves
     fewer positions than that.
     """
-    if error := window_error(max_seq_length, doc_stride, max_query_length):
+    error = window_error(max_seq_length, doc_stride, max_query_length)
+    if error:
         raise ConfigError("max_seq_length", *error)
     number_of: dict[str, int] = {}
     # A paragraph has some five questions: it is encoded once, and its windows refer to it.
@@ -161,7 +162,9 @@ def long_answers(
     is_inside = windows.best_context & (windows.offsets[:, 1] > begin[owner])
     sizes = np.bincount(owner[is_inside & (windows.offsets[:, 0] < end[owner])], minlength=len(end))
     ids = [questions[number].id for number in np.flatnonzero(sizes > max_answer_length).tolist()]
-    return remark_lines({LONG_ANSWERS: ids} if ids else {})
+    if not ids:
+        return ()
+    return remark_lines({LONG_ANSWERS: ids})
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,9 @@ def answers(
             if len(by_text) == N_BEST:
                 break
         ranked = [(text, sum(logits), logits) for text, logits in by_text.items()]
-        best, highest, _ = ranked[0] if ranked else NO_ANSWER
+        best, highest, _ = NO_ANSWER
+        if ranked:
+            best, highest, _ = ranked[0]
         name = question.id
         if version_2:
             # [CLS] in the window where no answer scores lowest, the first window at ties.
@@ -271,7 +276,9 @@ def read_window_sizes(run: Path) -> dict[str, int]:
         return {}
     remedy = "restore it, or move the checkpoint to a separate folder"
     sizes = read_json(path, WindowSizes, DataError, remedy).model_dump(exclude_none=True)
-    return sizes if "doc_stride" in sizes else {}
+    if "doc_stride" in sizes:
+        return sizes
+    return {}
 
 
 class _Threshold(BaseModel):
@@ -290,7 +297,10 @@ def with_null_threshold(
     predictions: Mapping[str, str], null_odds: Mapping[str, float], threshold: float
 ) -> dict[str, str]:
     """Return the predictions, replaced by "" where no answer scores better by more than the threshold."""
-    return {name: "" if null_odds[name] > threshold else text for name, text in predictions.items()}
+    replaced = {}
+    for name, text in predictions.items():
+        replaced[name] = "" if null_odds[name] > threshold else text
+    return replaced
 
 
 def best_null_threshold(
@@ -308,7 +318,9 @@ def best_null_threshold(
     empty = np.array([best_score(gold[name], "", version_2=True)[0] for name in names])
     # [q + 1] sums of F1 when the first 0, 1, ... questions are answered.
     # The rest has no answer: the sum of the scores of empty answers from there on.
-    sums = np.append(0.0, f1.cumsum()) + np.append(empty[::-1].cumsum()[::-1], 0.0)
+    answered = np.append(0.0, f1.cumsum())
+    unanswered = np.append(empty[::-1].cumsum()[::-1], 0.0)
+    sums = answered + unanswered
     thresholds = np.append(odds[0] - 1.0, odds)
     # Not between equal odds, which one threshold cannot part.
     possible = np.append(True, np.diff(odds, append=np.inf) > 0)

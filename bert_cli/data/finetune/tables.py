@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,11 +77,17 @@ class TextExamples:
     def take(self, rows: Sequence[int] | Ints) -> "TextExamples":
         """Return the examples of these rows, in this order, without the remarks about the file."""
         chosen = [int(row) for row in rows]
+        second = self.second
+        if second is not None:
+            second = [second[row] for row in chosen]
+        labels = self.labels
+        if labels is not None:
+            labels = labels[chosen]
         return replace(
             self,
             first=[self.first[row] for row in chosen],
-            second=None if self.second is None else [self.second[row] for row in chosen],
-            labels=None if self.labels is None else self.labels[chosen],
+            second=second,
+            labels=labels,
             ids=[self.ids[row] for row in chosen],
             remarks={},
         )
@@ -90,22 +97,27 @@ def open_file(path: Path) -> Part:
     """Return a person's file. Raises DataError if it is missing, cannot be opened, or is a sheet or a document."""
     is_sheet = path.suffix.lower() in SPREADSHEETS
     if (is_sheet or files.format_by_name(path) in files.DOCUMENTS) and path.is_file():
-        problem = f"is a {'spreadsheet' if is_sheet else 'document'}, not text"
+        form = "spreadsheet" if is_sheet else "document"
+        problem = f"is a {form}, not text"
         raise DataError(str(path), problem, "save it as CSV with UTF-8, and use that file")
     with report_failure(str(path), "read", "check the path and the file"):
         if path.exists():
             return files.part_of(path)
     siblings = {sibling.stem: sibling for sibling in path.parent.glob("*")}
     near = nearest(path.stem, siblings)
-    remedy = f"did you mean '{siblings[near]}'?" if near else "check the path"
+    remedy = "check the path"
+    if near:
+        remedy = f"did you mean '{siblings[near]}'?"
     raise DataError(str(path), "no such file", remedy)
 
 
 def check_files(settings: Mapping[str, Any]) -> None:
     """Raise DataError for a file of fine-tuning that is absent, or a table without its columns."""
     is_scored = settings["validation_file"] is not None and not settings["do_training"]
-    for name in ("validation_file",) if is_scored else ("train_file", "validation_file"):
-        if path := settings[name]:
+    names = ("validation_file",) if is_scored else ("train_file", "validation_file")
+    for name in names:
+        path = settings[name]
+        if path:
             open_file(path)
             if "label_column" in settings:
                 columns = [*settings["text_column"], *settings["label_column"]]
@@ -160,7 +172,7 @@ def read_table(
     rows = _read_rows(path, text_columns, label_columns, label_separator, remarks)
     texts = [row.texts for row in rows]
     if files.format_by_name(path) == "tsv":
-        flat = [text for row in texts for text in row]
+        flat = list(chain.from_iterable(texts))
         remarks[QUOTED] = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in flat)
     ids = list(map(str, range(len(texts))))
     if not label_columns:
@@ -174,7 +186,10 @@ def read_table(
             "do not set it, or set another",
         )
     columns = label_columns if len(label_columns) > 1 else ()
-    if not columns and (marked := from_columns(lists, len(label_names or ()))):
+    marked = None
+    if not columns:
+        marked = from_columns(lists, len(label_names or ()))
+    if marked:
         columns = [str(number) for number in range(len(lists[0]))]
         lists = marked
         remarks[MULTI_HOT] = len(lists)
@@ -186,19 +201,28 @@ def read_table(
     names = tuple(label_names or columns or sorted_labels(word for _, word in words))
     # A classifier of one label is right without a model.
     if len(names) < 2:
+        problem = "has no label in any row"
+        if names:
+            problem = f"has one label, '{names[0]}'"
         raise DataError(
             f"{path} ({label_columns[0]})",
-            f"has one label, '{names[0]}'" if names else "has no label in any row",
+            problem,
             "use a file with two labels or more, or another --label-column",
         )
-    numbers: Labels = label_numbers(words, names)
-    if rows[0].is_list:
-        # 0 and 1 [n, L] from the numbers of all texts in a row.
-        several = np.zeros((len(lists), len(names)), np.int8)
-        several[np.repeat(np.arange(len(lists)), list(map(len, lists))), numbers] = 1
-        numbers = several
-        remarks[UNLABELLED] = int(np.count_nonzero(~numbers.any(1)))
-    return examples_of(texts, numbers, ids, names, remarks)
+    numbers = label_numbers(words, names)
+    if not rows[0].is_list:
+        return examples_of(texts, numbers, ids, names, remarks)
+    has_label = multi_hot(numbers, list(map(len, lists)), len(names))
+    remarks[UNLABELLED] = int(np.count_nonzero(~has_label.any(1)))
+    return examples_of(texts, has_label, ids, names, remarks)
+
+
+def multi_hot(numbers: Ints32, lengths: Sequence[int], size: int) -> Ints8:
+    """Return 0 and 1 [n, size] from the label numbers of all texts in a row, of which each has `lengths`."""
+    has_label = np.zeros((len(lengths), size), np.int8)
+    texts = np.repeat(np.arange(len(lengths)), lengths)
+    has_label[texts, numbers] = 1
+    return has_label
 
 
 class _Row(NamedTuple):
@@ -222,7 +246,8 @@ def _read_rows(
     rows: list[_Row] = []
     faults: list[DataError] = []
     needed = [*text_columns, *label_columns]
-    for where, row in table_rows(path, needed, remarks, remedy=COLUMN if label_columns else ""):
+    remedy = COLUMN if label_columns else ""
+    for where, row in table_rows(path, needed, remarks, remedy=remedy):
         try:
             read = _Row(where, tuple(text_of(row, name, where) for name in text_columns))
             if label_columns:
@@ -272,7 +297,8 @@ def examples_of(
     remarks[REPEATED] = repeats(texts)
     # Columns of one or two texts a row.
     first, *second = (list(column) for column in zip(*texts, strict=True))
-    return TextExamples(first, second[0] if second else None, labels, ids, label_names, +remarks)
+    second_texts = second[0] if second else None
+    return TextExamples(first, second_texts, labels, ids, label_names, +remarks)
 
 
 def repeats(rows: Sequence[Sequence[str]]) -> int:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import EACCES, EISDIR
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def writer(
                 return
             rows: list[JSONObject] = []
             yield rows.append
-            names = list(dict.fromkeys(name for row in rows for name in row))
+            names = list(dict.fromkeys(chain.from_iterable(rows)))
             names.sort(key=lambda name: name not in taken)
             rows.insert(0, {name: name for name in names})
             table = csv.writer(out, delimiter=delimiter)
@@ -83,7 +84,9 @@ def writer(
 
 def suffix(path: Path | None) -> str:
     """Return the end of a file's name, which decides its form; "" for standard output, which has JSON lines."""
-    return "" if path is None else path.suffix.lower()
+    if path is None:
+        return ""
+    return path.suffix.lower()
 
 
 def _cells(values: Iterable[object], where: str, path: Path | None) -> list[str]:

@@ -17,7 +17,7 @@ from bert_cli.data.finetune.labels import DECISION
 from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.files import STATE, atomic_folder, check_new_folder
 from bert_cli.processes import print_line, print_table
-from bert_cli.statistics import difference, interval
+from bert_cli.statistics import Score, difference, interval
 from bert_cli.tasks.use import evaluate
 from bert_cli.text import count
 from bert_cli.train import card, checkpoint, history
@@ -32,15 +32,19 @@ def run(settings: AverageSettings) -> None:
     folder = settings.run
     out = settings.out
     paths = checkpoint.complete_checkpoints(folder)[-settings.last :]
-    if (number := len(paths)) < settings.last:
+    number = len(paths)
+    if number < settings.last:
         problem = f"has {count(number, 'complete checkpoint')}, fewer than --last {settings.last}"
         remedy = "train with a higher --keep-checkpoints or --keep-every-steps"
-        remedy += f", or pass --last {number}" if number > 1 else ""
-        remedy = remedy if paths else "use a run's folder"
+        if number > 1:
+            remedy += f", or pass --last {number}"
+        if not paths:
+            remedy = "use a run's folder"
         raise CheckpointError(f"run ({folder})", problem, remedy)
     check_new_folder(out, remedy=f"use a new one, or score it with `bert evaluate {out}`")
     draft = None
-    if (kind := history.Run(folder).kind) == "pretrain":
+    kind = history.Run(folder).kind
+    if kind == "pretrain":
         # Opened before anything is written, because the folder may be absent.
         draft = evaluate.draft_of(folder, paths[-1], settings.engine, settings.validation_dir)
     elif settings.validation_dir is not None:
@@ -55,7 +59,8 @@ def run(settings: AverageSettings) -> None:
         checkpoint.write_tensors(partial / MODEL, mean)
         if (folder / SETTINGS).is_file():
             shutil.copyfile(folder / SETTINGS, partial / SETTINGS)
-        if (readme := partial / card.CARD).is_file():
+        readme = partial / card.CARD
+        if readme.is_file():
             text = card.without(readme.read_text("utf-8"), card.CALIBRATION, card.THRESHOLDS)
             readme.write_text(f"{text}| weights | mean of {names} |\n", encoding="utf-8")
     print_line(f"average: {out} is the mean of {names}")
@@ -74,15 +79,19 @@ def run(settings: AverageSettings) -> None:
     ]
     print_table(("held out", paths[-1].name, "average", "difference"), rows)
     change = changes["mlm_loss"]
-    verdict = "no difference between the newest and the average is shown"
-    if change.low > 0:
-        verdict = "the newest is better than the average"
-    elif change.high < 0:
-        verdict = "the average is better than the newest"
     print_line(
-        f"average: {verdict}; the average minus the newest is {change:.6f} of mlm_loss, with its "
+        f"average: {verdict_of(change)}; the average minus the newest is {change:.6f} of mlm_loss, with its "
         f"95 % interval, n {change.n:,}"
     )
+
+
+def verdict_of(change: Score) -> str:
+    """Return which of the two is better by the loss of the average less that of the newest."""
+    if change.low > 0:
+        return "the newest is better than the average"
+    if change.high < 0:
+        return "the average is better than the newest"
+    return "no difference between the newest and the average is shown"
 
 
 def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
@@ -96,13 +105,15 @@ def mean_of(paths: Sequence[Path]) -> dict[str, Array]:
         checkpoint.Saved(path).verify(but=(OPTIMIZER,))
         weights = checkpoint.read_tensors(path / MODEL)
         has = {(name, str(value.shape), str(value.dtype)) for name, value in weights.items()}
-        if kinds and (different := has ^ kinds):
+        different = has ^ kinds
+        if kinds and different:
             problem = f"differs from {paths[0].name} in {min(different)}"
             remedy = "average checkpoints of one model: lower --last"
             raise CheckpointError(str(path / MODEL), problem, remedy)
         kinds = has
         for name, value in weights.items():
-            if fault := checkpoint.find_fault(value):
+            fault = checkpoint.find_fault(value)
+            if fault:
                 where = f"{path / MODEL}: {name}"
                 raise CheckpointError(where, fault, "move it out of the run's folder")
             sums[name] = sums.get(name, np.float64(0)) + value.astype(np.float64)

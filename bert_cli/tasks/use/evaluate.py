@@ -32,7 +32,9 @@ def run(settings: EvaluateSettings) -> None:
     """
     model = find_folder(str(settings.run), "RUN")
     # The folder of `bert average` has the settings of its run, a checkpoint is in the folder of its run.
-    folder = model if (model / SETTINGS).is_file() else model.parent
+    folder = model
+    if not (model / SETTINGS).is_file():
+        folder = model.parent
     kind = history.Run(folder).kind
     if kind != "pretrain":
         problem = "is not a run of pretrain"
@@ -60,7 +62,8 @@ def run(settings: EvaluateSettings) -> None:
                 baselines = pretrain.unigram(corpora.open_stream(draft.order), held_out, examples)
         except (ConfigError, DataError) as error:
             print_line(f"baseline: left out, because it reads the run's records: {error}")
-        if warning := compare([Result(samples)], baselines, "mlm_loss"):
+        warning = compare([Result(samples)], baselines, "mlm_loss")
+        if warning:
             print_error(warning)
     described: dict[str, JSON] = {
         "model": str(model),
@@ -81,13 +84,16 @@ def draft_of(
     """
     order = load_file(PretrainSettings, folder / SETTINGS)
     chunks = order.parallel.embedding_serialization_factor
+    compilation = "auto"
+    if engine == order.engine:
+        compilation = order.compile
     changes = {
         "save_ckpt_path": None,
         "pretrained_ckpt_path": str(model),
         "parallel": Parallel(embedding_serialization_factor=chunks),
         "global_batch": GlobalBatch(micro_batch_size=order.global_batch.micro_batch_size),
         "engine": engine,
-        "compile": order.compile if engine == order.engine else "auto",
+        "compile": compilation,
         "validation_dir": records or order.validation_dir,
     }
     draft = Draft(order.model_copy(update=changes))

@@ -95,9 +95,11 @@ def _write(settings: ExportSettings, source: models.Source) -> None:
     task = opened.task_of(source, None)
     pool = ARCHITECTURES[source.config.architecture].last_blocks[POOL.name]
     texts = int8.read_texts(settings.compare_on, source, task)
-    if text_columns := trained_columns(source):
+    text_columns = trained_columns(source)
+    if text_columns:
         source = replace(source, described={**source.described, "text_column": text_columns})
-    model = opened.open_model(source, task, without_head=(pool.name,) if pool.hf_names else ())
+    without_head = (pool.name,) if pool.hf_names else ()
+    model = opened.open_model(source, task, without_head=without_head)
     with atomic_folder(out) as folder:
         print_line(f"export: {source.folder} ({source.architecture}) as {settings.format}")
         served = Served(model)

@@ -45,10 +45,13 @@ def training_sections(source: Path) -> list[str]:
 
     They have the scores of a checkpoint whose run's folder has some.
     """
-    text = (source / card.CARD).read_text("utf-8") if (source / card.CARD).is_file() else ""
+    path = source / card.CARD
+    text = path.read_text("utf-8") if path.is_file() else ""
     if not (source / STATE).is_file():
         _, title, older = text.partition(card.TRAINING)
-        return [title + older] if text else []
+        if not text:
+            return []
+        return [title + older]
     state = read_json(source / STATE, JSONObject, CheckpointError, "copy it again")
     if "fixed" not in state:
         return []

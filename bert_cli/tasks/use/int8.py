@@ -132,7 +132,8 @@ def compare(
 def _answers(model: OpenedModel, outputs: Outputs, columns: Columns) -> Array:
     """Return the predictions of a batch: integers, scores [B] or vectors [B, D] in float32."""
     is_real = columns["attention_mask"] > 0
-    if (hidden_BSD := outputs.get("last_hidden_state")) is not None:
+    hidden_BSD = outputs.get("last_hidden_state")
+    if hidden_BSD is not None:
         if embeddings.read_embedding(model.source.folder).get("pooling") == "cls":
             return hidden_BSD[:, 0]
         weights_BS1 = (is_real / is_real.sum(1, keepdims=True)).astype(np.float32)[:, :, None]
@@ -141,13 +142,18 @@ def _answers(model: OpenedModel, outputs: Outputs, columns: Columns) -> Array:
         # Padding may have the highest score, as no one reads it.
         ends = [np.where(is_real, outputs[f"{name}_logits"], -np.inf) for name in ("start", "end")]
         return np.concatenate([logits.argmax(1) for logits in ends])
-    logits = outputs["logits"] if "logits" in outputs else outputs["prediction_logits"]
+    if "logits" in outputs:
+        logits = outputs["logits"]
+    else:
+        logits = outputs["prediction_logits"]
     if model.label_names is None and logits.shape[1:] == (1,):
         return logits[:, 0]
     if model.source.has_several_labels:
         return model.decision.answers(logits, several=True).reshape(-1)
     best = logits.argmax(-1)
-    return best[is_real] if best.ndim == 2 else best
+    if best.ndim == 2:
+        return best[is_real]
+    return best
 
 
 def similarities(vectors: Floats32) -> Floats32:

@@ -54,7 +54,9 @@ def outcome_of(message: JSONObject, index: Index) -> JSONObject:
     match message["method"]:
         case "initialize":
             asked = parameters.get("protocolVersion")
-            version = asked if asked in VERSIONS else VERSIONS[0]
+            version = VERSIONS[0]
+            if asked in VERSIONS:
+                version = asked
             server = {"name": "bert", "version": bert_cli.__version__}
             facts: JSONObject = {"capabilities": {"tools": {}}, "serverInfo": server}
             return {"result": {"protocolVersion": version, **facts}}

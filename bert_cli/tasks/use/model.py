@@ -27,9 +27,12 @@ class Model:
     def __init__(
         self, name: str, engine: Engine | None = None, none_below: float | None = None
     ) -> None:
-        values = {"model": name, "engine": engine}
-        self._fields = {name: value for name, value in values.items() if value is not None}
-        fields = self._fields | ({} if none_below is None else {"none_below": none_below})
+        self._fields = {"model": name}
+        if engine is not None:
+            self._fields["engine"] = engine
+        fields: dict[str, object] = {**self._fields}
+        if none_below is not None:
+            fields["none_below"] = none_below
         prediction = prepare(PredictSettings.model_validate(fields))
         self.source = prediction.source
         self.task = prediction.task
@@ -74,25 +77,30 @@ class Model:
 
     def predict(self, inputs: Sequence[Input], task: str | None = None) -> list[Row]:
         """Return the rows of checked inputs."""
-        return self._predictor(task or self.task).answer(inputs) if inputs else []
+        if not inputs:
+            return []
+        return self._predictor(task or self.task).answer(inputs)
 
     def _of_texts(self, task: str, texts: Sequence[str | tuple[str, str]]) -> list[Row]:
         if isinstance(texts, str):  # a sequence of letters
             raise ConfigError("texts", "is one text", "put it into a list")
         # More than two texts are no second text.
-        rows = [
-            {"text": text[0], "second": text[1] if len(text) == 2 else text[1:]}
-            if isinstance(text, tuple | list)
-            else {"text": text}
-            for text in texts
-        ]
+        rows = []
+        for text in texts:
+            if not isinstance(text, tuple | list):
+                rows.append({"text": text})
+            elif len(text) == 2:
+                rows.append({"text": text[0], "second": text[1]})
+            else:
+                rows.append({"text": text[0], "second": text[1:]})
         return self._rows(task, rows)
 
     def _rows(self, task: str, rows: Sequence[Mapping[str, str]]) -> list[Row]:
         inputs = [self.check(row, task, f"text {n}") for n, row in enumerate(rows, 1)]
         check_number_of_texts(self.source, task, inputs)
         answers = self.predict(inputs, task)
-        if cut := sum("truncated" in row for row in answers):
+        cut = sum("truncated" in row for row in answers)
+        if cut:
             print_error(
                 f"warning: only the beginnings of {count(cut, 'text')} were read; split them"
             )

@@ -51,10 +51,14 @@ def run(host: str | None, port: int, opening: Callable[[], Mapping[str, Call]]) 
         in_address = f"[{host}]" if ":" in host else host
         # The other addresses of this machine need the token.
         is_private = bool(LOOPBACK.fullmatch(in_address))
-        token = None if is_private else secrets.token_urlsafe(16)
+        token: str | None = None
+        if not is_private:
+            token = secrets.token_urlsafe(16)
         app = build_app(opening(), token)
         is_every = ipaddress.ip_address(host).is_unspecified
-        shown = socket.gethostname() if is_every else in_address
+        shown = in_address
+        if is_every:
+            shown = socket.gethostname()
         query = "" if is_private else f"?token={token}"
         print_line(f"open http://{shown}:{port}/{query} and end with Ctrl-C")
         if not is_private:
@@ -72,7 +76,9 @@ def listen(host: str | None, port: int) -> socket.socket:
         family, *_, name = socket.getaddrinfo(host or "127.0.0.1", port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(name[:2], family=family)
     except (OSError, UnicodeError) as error:
-        where = f"port ({port})" if host is None else f"host ({host}), port ({port})"
+        where = f"port ({port})"
+        if host is not None:
+            where = f"host ({host}), {where}"
         remedy = "choose another, such as --port 0 for a free port"
         problem = str(getattr(error, "strerror", "is not a host name"))
         raise ConfigError(where, problem.partition(" (")[0], remedy) from None
@@ -88,7 +94,10 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
 
     async def check(request: Request, call_next: RequestResponseEndpoint) -> Response:
         status, problem = refusal(request, token)
-        response = refused(status, problem) if problem else await call_next(request)
+        if problem:
+            response = refused(status, problem)
+        else:
+            response = await call_next(request)
         response.headers.update(headers)
         return response
 
@@ -98,12 +107,16 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
             answering = asyncio.get_running_loop().run_in_executor(worker, call, sent)
             try:
                 row: Any = await answering
-                return sent_file(*row) if isinstance(row, tuple) else JSONResponse(row)
+                if isinstance(row, tuple):
+                    return sent_file(*row)
+                return JSONResponse(row)
             except ConfigError as mistake:
                 return refused(400, str(mistake))
             except Exception as failure:  # its message may have a path
-                is_known = isinstance(failure, BertError)
-                print_error(str(failure) if is_known else traceback.format_exc())
+                if isinstance(failure, BertError):
+                    print_error(str(failure))
+                else:
+                    print_error(traceback.format_exc())
                 return refused(500, "the answer failed: see what bert serve printed")
 
         return answer
@@ -157,7 +170,8 @@ async def sent_by(request: Request) -> JSONObject:
     """
     body = b""
     async for part in request.stream():  # to its end: a client that still sends reads no answer
-        body = body + part if len(body) <= MOST_BYTES else body
+        if len(body) <= MOST_BYTES:
+            body += part
     if len(body) > MOST_BYTES:
         raise HTTPException(413, f"the request is too large: send at most {MOST_BYTES:,} bytes")
     try:
@@ -166,4 +180,6 @@ async def sent_by(request: Request) -> JSONObject:
         sent = None
     if not isinstance(sent, dict):
         raise HTTPException(400, "the request is not a JSON object: send one, in UTF-8")
-    return sent if request.method == "POST" else dict(request.query_params)
+    if request.method != "POST":
+        return dict(request.query_params)
+    return sent

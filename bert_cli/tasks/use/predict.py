@@ -73,7 +73,8 @@ def run(settings: PredictSettings) -> None:
     print_error(f"{what} by {runtime}; {count(len(inputs), 'input')}")
     taken = answered[-1].taken if answered else ()
     names = (*predictor.empty_answer(), opened.TRUNCATED)
-    if renamed := [f"'{n}' is '{opened.name_beside(n, taken)}'" for n in names if n in taken]:
+    renamed = [f"'{n}' is '{opened.name_beside(n, taken)}'" for n in names if n in taken]
+    if renamed:
         what = f"of the answers {', '.join(renamed)}, because the input has that column"
         print_error(f"{settings.input}: {what}")
     needed = settings.text_column or task_class.FIELDS
@@ -81,7 +82,9 @@ def run(settings: PredictSettings) -> None:
     key = opened.name_beside("probabilities", taken)
     with answers.writer(settings.output, settings.input, needed, taken) as write:
         for row in rows_of(predictor, inputs):
-            columns = row.pop(key, {}) if is_table else {}
+            columns = {}
+            if is_table:
+                columns = row.pop(key, {})
             for label, probability in columns.items():
                 row[opened.name_beside(f"probability of {label}", taken)] = probability
             write(row)
@@ -99,10 +102,15 @@ def rows_of(predictor: Predictor, inputs: Sequence[Input]) -> Iterator[Row]:
         group = inputs[begin : begin + at_once]
         texts = [item for item in group if not is_empty(item, task_class)]
         predictor.progress.move(begin, len(group), len(inputs))
-        rows = iter(predictor.answer(texts) if texts else [])
+        rows: Iterator[Row] = iter(())
+        if texts:
+            rows = iter(predictor.answer(texts))
         for item in group:  # a row without a text has the task's keys without values
             is_blank = is_empty(item, task_class)
-            yield opened.row_of(item, predictor.empty_answer(), False) if is_blank else next(rows)
+            if is_blank:
+                yield opened.row_of(item, predictor.empty_answer(), False)
+            else:
+                yield next(rows)
 
 
 def prepare(settings: PredictSettings) -> Prediction:
@@ -115,7 +123,9 @@ def prepare(settings: PredictSettings) -> Prediction:
     task_class = predictors()[task]
     positions = source.config.max_position_embeddings
     # A setting of another task would be ignored silently, so it is refused.
-    all_settings = {name for of in predictors().values() for name in of.SETTINGS}
+    all_settings: set[str] = set()
+    for of in predictors().values():
+        all_settings.update(of.SETTINGS)
     for name in sorted(
         (_all_fields() | all_settings) - _fields_of(task_class) - {*task_class.SETTINGS}
     ):
@@ -141,7 +151,10 @@ def prepare(settings: PredictSettings) -> Prediction:
     defaults["text_column"] = default_columns(source, settings.input, task)
     settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
     stride = settings.doc_stride
-    if stride is not None and (error := window_error(length, stride)):
+    error = None
+    if stride is not None:
+        error = window_error(length, stride)
+    if error:
         raise ConfigError("max_seq_length", *error)
     return Prediction(source, task, task_class, settings, length)
 
@@ -186,8 +199,10 @@ def read_inputs(
         yield Input("--question, --context", fields)
         return
     if settings.text is not None:
-        second = {} if settings.second is None else {"second": settings.second}
-        yield Input("TEXT", {"text": settings.text, **second})
+        fields = {"text": settings.text}
+        if settings.second is not None:
+            fields["second"] = settings.second
+        yield Input("TEXT", fields)
         if not task_class.COMPARES:
             return
     path = settings.input
@@ -230,7 +245,9 @@ def _of_table(
         problem = f"names {count(len(columns), 'column')} for task {task}"
         raise ConfigError("text_column", problem, f"name those of {listed(fields)}")
     has_others = columns is not None or format_by_name(path) in TABLES
-    column_of = dict(zip(fields, columns or fields, strict=False)) if has_others else {}
+    column_of = {}
+    if has_others:
+        column_of = dict(zip(fields, columns or fields, strict=False))
     remarks: Counter[str] = Counter()
     needed = columns or task_class.FIELDS
     if format_by_name(path) in TABLES:
@@ -255,7 +272,9 @@ def _of_rows(
             check_columns(where, [column_of[name] for name in task_class.FIELDS], row, remedy)
             fields = {field: row[name] for field, name in column_of.items() if name in row}
         taken.update(row)
-        context = column_of.get("context") if column_of else "context"
+        context: str | None = "context"
+        if column_of:
+            context = column_of.get("context")
         columns = {name: value for name, value in row.items() if name != context}
         yield replace(
             input_of(fields, where, task_class, task, remedy), columns=columns, taken=taken
@@ -288,12 +307,15 @@ def check_number_of_texts(source: models.Source, task: str, inputs: Sequence[Inp
 
     Raises DataError for a pair if it is known to be trained on single texts.
     """
-    trained = len(trained_columns(source)) if task == CLASSIFICATION else 0
+    trained = 0
+    if task == CLASSIFICATION:
+        trained = len(trained_columns(source))
     pairs = [item for item in inputs if item.fields.get("second")]
     if trained == 1 and pairs:
         problem = f"has a second text, but {source.folder} was trained on single texts"
         raise DataError(pairs[0].where, problem, "leave the second text out, or join the two")
-    if trained == 2 and (alone := len(inputs) - len(pairs)):
+    alone = len(inputs) - len(pairs)
+    if trained == 2 and alone:
         print_error(
             f"warning: {source.folder} was trained on pairs of texts, but {count(alone, 'input')} of "
             f"{len(inputs):,} have no second text; pass --second, or 'second' in JSON lines"
@@ -304,7 +326,8 @@ def input_of(
     row: Mapping[str, Any], where: str, task_class: type[Predictor], task: str, remedy: str = ""
 ) -> Input:
     """Return the fields of a row. Raises DataError for one that is missing, no string, or of another task."""
-    if foreign := sorted((_all_fields() - _fields_of(task_class)) & set(row)):
+    foreign = sorted((_all_fields() - _fields_of(task_class)) & set(row))
+    if foreign:
         reads = f"which reads {listed(task_class.FIELDS)}"
         problem = f"'{foreign[0]}' is not read by task {task}, {reads}"
         raise DataError(where, problem, "remove it or choose its task")

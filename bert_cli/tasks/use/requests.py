@@ -76,9 +76,9 @@ def find(name: str, index: Index, left_out: Collection[str], sent: JSONObject) -
     """Answer a request of TOOLS with passages, without the fields left out and what they lack."""
     request = validate(TOOLS[name], Loaded(sent))
     answer: JSONObject = {"hits": [row_of(hit, left_out) for hit in request.hits(index)]}
-    return answer | (
-        {"missing": missing(index, request.question)} if isinstance(request, Search) else {}
-    )
+    if isinstance(request, Search):
+        answer["missing"] = missing(index, request.question)
+    return answer
 
 
 def row_of(hit: Hit, left_out: Collection[str]) -> JSONObject:
@@ -92,7 +92,9 @@ def open_model(settings: ServeSettings) -> Mapping[str, Call]:
     with quiet_imports():
         from bert_cli.tasks.use.model import Model
         from bert_cli.tasks.use.predict import check_number_of_texts, trained_columns
-    engine = settings.engine if "engine" in settings.model_fields_set else None
+    engine = None
+    if "engine" in settings.model_fields_set:
+        engine = settings.engine
     model = Model(settings.path, engine, settings.none_below)
 
     def predict(sent: JSONObject) -> object:
@@ -158,5 +160,8 @@ def examples(index: Index) -> list[str]:
     titles = index.table.execute("SELECT DISTINCT title FROM documents ORDER BY id LIMIT 1000")
     asked = dict.fromkeys(text.strip() for text in QUESTION.findall("\n".join(texts)))
     rows = [[*asked], [title for (title,) in titles]]
-    few = [row[n * len(row) // 3] for row in rows for n in range(3) if row]
+    few = []
+    for row in rows:
+        if row:
+            few += [row[n * len(row) // 3] for n in range(3)]
     return list(dict.fromkeys(few))[:3]

@@ -27,6 +27,5 @@ def run(settings: ServeSettings) -> None:
             return
         from bert_cli.tasks.use import page  # the extra `serve`
 
-        page.run(
-            settings.host, settings.port, partial(open_index if is_index else open_model, settings)
-        )
+        opening = open_index if is_index else open_model
+        page.run(settings.host, settings.port, partial(opening, settings))

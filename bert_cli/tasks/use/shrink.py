@@ -30,7 +30,8 @@ def run(settings: ShrinkSettings) -> None:
     if not config.HAS_EQUAL_LAYERS:
         problem = "has layers with different windows of attention"
         raise ConfigError(source.where, problem, "use a model of another architecture")
-    if (last := settings.layers[-1]) >= config.num_hidden_layers:
+    last = settings.layers[-1]
+    if last >= config.num_hidden_layers:
         problem = f"is not among the layers 0 to {config.num_hidden_layers - 1} of {source.folder}"
         raise ConfigError(f"layers ({last})", problem, "leave it out")
     tensors = {}
