@@ -76,6 +76,29 @@ def test_the_formula_counts_the_products_of_the_graph(name):
     assert product_flops(traced.graph) == expected
 
 
+@pytest.mark.parametrize("command", ["pretrain", "squad"])
+def test_a_measured_run_has_no_folder_scores_nothing_and_is_long_enough(command, tmp_path):
+    values = {"pretrain": SMALL, "squad": SQUAD}[command] | {"generated_dataset": True}
+    values |= {"steps": 3300, "warmup_steps": 7, "save_ckpt_path": str(tmp_path / "run")}
+    values |= {"pretrained_ckpt_path": str(tmp_path / "absent"), "log_every_steps": 3}
+    settings = COMMANDS[f"bench {command}"].settings_class().model_validate(values)
+    with ExitStack() as stack:
+        job = measure.resolve(settings, stack)
+        order = job.order
+    assert order.save_ckpt_path is order.pretrained_ckpt_path is order.about is None
+    assert job.plan.total_steps == 3307 and order.log_every_steps == 3
+    if command == "squad":
+        assert settings.do_validation and not order.do_validation
+    described = measure._description(settings, job)
+    assert described["what"] == command and described["input"] == "synthetic"
+    assert described["examples_per_step"] == 8 and described["micro_batch_size"] == 4
+    assert described["micro_batches_per_step"] == 2
+    machine = described["machine"]
+    assert machine.keys() > {"processor", "cores", "instructions", "memory_bytes"}
+    names = ("devices", "devices_of_a_replica", "replicas", "processes")
+    assert [machine[name] for name in names] == ["CPU", 1, 1, 1]
+
+
 def test_the_forward_operations_of_groupbert_base_are_those_published():
     group = GroupBertConfig()
     for positions, ratio in ((128, 1.58), (512, 1.54)):

@@ -3,6 +3,7 @@
 import html
 import re
 
+import numpy as np
 import pytest
 from support.metrics import write_metrics
 
@@ -54,6 +55,29 @@ def test_each_run_has_its_colour_and_equal_learning_rates_are_both_visible(tmp_p
     widths = re.findall(r"stroke-width: ([\d.]+)", draw("Learning rate", [RATE], runs, "ab", 1))
     assert {"3.8", "1.8"} <= set(widths)
     assert len({style_of(number) for number in range(28)}) == 28
+
+
+def test_a_line_has_each_step_another_their_means_and_circles_the_held_out_values(tmp_path):
+    values, means, held_out = [0.4, 0.3, 0.1, 0.1], [0.4, 0.35, 0.2, 0.1], {1: 0.3, 3: 0.05}
+    lines = [(n, {"accuracy": value}) for n, value in enumerate(values, 1)]
+    for n, value in held_out.items():
+        lines[n - 1][1]["validation_accuracy"] = value
+    runs = [write_metrics(tmp_path / "run", lines)]
+    svg = draw("Accuracy", pictures_of(runs)["Accuracy"], runs, ["run"], 2)
+    colour = style_of(0)[0].lower()
+    drawn = re.findall(rf'<path d="([^"]+)" clip-path[^>]*stroke: {colour}[^>]*>', svg)
+    thin, bold, dashed = (np.array(re.findall(r"[ML] (\S+) (\S+)", d), float).T for d in drawn)
+    circles = re.findall(rf'<use [^>]*x="(\S+)" y="(\S+)"[^>]*stroke: {colour}', svg)
+    np.testing.assert_allclose(np.array(circles, float).T, dashed)
+    # What the thin line says of the axes places the others; it falls where the values fall.
+    x, y = np.polyfit([1, 2, 3, 4], thin[0], 1), np.polyfit(values, thin[1], 1)
+    assert x[0] > 0 > y[0]
+    for (across, up), steps, heights in (
+        (thin, [1, 2, 3, 4], values), (bold, [1, 2, 3, 4], means), (dashed, [*held_out], [*held_out.values()])
+    ):  # fmt: skip
+        np.testing.assert_allclose(across, np.polyval(x, steps), atol=0.01)
+        np.testing.assert_allclose(up, np.polyval(y, heights), atol=0.01)
+    assert ">40</text>" in svg  # percent
 
 
 @pytest.mark.filterwarnings("error")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bert_cli.statistics import difference, identify, interval, intervals, mean_of, sample_of
+from bert_cli.tasks.look.runs import MAX_METRICS
 from bert_cli.train import scores
 
 
@@ -125,6 +126,29 @@ def test_the_list_has_losses_and_bits_per_byte_of_finite_scores_with_intervals(
     (tmp_path / "run" / "scores.json").write_text(written.replace("0.375", "0.875"))
     out, err = bert("runs", tmp_path)
     assert "scores.json: has changed since it was saved" in out + err and "0.8750" not in out
+
+
+@pytest.mark.parametrize("number", [1, MAX_METRICS, MAX_METRICS + 1])
+@pytest.mark.parametrize("ending", ["loss", "accuracy"])
+def test_a_cell_has_as_many_scores_as_fit_and_says_that_there_are_others(
+    tmp_path, write_run, bert, number, ending
+):
+    names = [f"{letter}_{ending}" for letter in "abcd"[:number]]
+    shown = [name.removesuffix("_loss") for name in names[:MAX_METRICS]]
+    rest = "..." if number > MAX_METRICS else ""
+    samples = {name: mean_of([0.25, 0.5]) for name in names}
+    scores.write(write_run(tmp_path / "tested" / "run", 4), samples, intervals(samples))
+    row = bert("runs", tmp_path / "tested").out.splitlines()[1]
+    assert re.findall(r"(\w+) 0\.3750 \[", row) == shown
+    assert f"; n 2{rest and '  ...'}  killed" in row
+    # Of an evaluation while it trains, which has no interval.
+    run = write_run(tmp_path / "trains" / "run", 1)
+    line = dict.fromkeys((f"validation_{name}" for name in names), 0.375)
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 0.5, **line}))
+    row = bert("runs", tmp_path / "trains").out.splitlines()[1]
+    cells = re.split(" {2,}", row)
+    expected = [f"{name} 0.3750" for name in shown]
+    assert cells[4:-2] == ["0.5000", *expected, *[rest] * bool(rest)]
 
 
 def test_two_runs_on_the_same_examples_are_compared_by_the_interval_of_the_difference(
