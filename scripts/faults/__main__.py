@@ -38,6 +38,8 @@ class Result(NamedTuple):
     test: str
     """The test that failed, or what fails without the fault, too."""
     tests: int
+    left_out: int
+    """Tests that execute the line, too, and for which the time did not suffice."""
     seconds: float
 
 
@@ -96,8 +98,8 @@ class Bench:
         finally:
             os._exit(70)
 
-    def tests_of(self, fault: Fault) -> list[str]:
-        """Return the tests that execute the lines of a fault: the fastest, as many as the time allows."""
+    def tests_of(self, fault: Fault) -> tuple[list[str], int]:
+        """Return the tests that execute the lines of a fault, the fastest that fit in the time, and how many do not."""
         lines = self.lines.tests.get(fault.file, {})
         names = set[str]().union(*(lines.get(n, ()) for n in range(fault.line, fault.last + 1)))
         first, last = fault.function
@@ -116,7 +118,8 @@ class Bench:
                 break
             chosen.append(name)
         files = list(dict.fromkeys(name.partition("::")[0] for name in chosen))
-        return sorted(chosen, key=lambda name: files.index(name.partition("::")[0]))
+        in_files = sorted(chosen, key=lambda name: files.index(name.partition("::")[0]))
+        return in_files, len(names) - len(chosen)
 
     def judge(self, fault: Fault, slow: bool) -> Result:
         """Put the fault in, run its tests, take it out."""
@@ -124,7 +127,8 @@ class Bench:
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines(keepends=True)
         changed = [*lines[: fault.line - 1], fault.new, *lines[fault.last :]]
-        tests, words = self.tests_of(fault), []
+        tests, left_out = self.tests_of(fault)
+        words: list[str] = []
         if not tests and slow:
             folder = self.tree / "tests" / Path(fault.file).parent.relative_to("bert_cli")
             tests = [str(file.relative_to(self.tree)) for file in sorted(folder.rglob("test_*.py"))]
@@ -148,7 +152,8 @@ class Bench:
             tests.remove(without_fault)
         executed = self.lines.tests.get(fault.file, {}).get(fault.line)
         verdict = "caught" if failed else "survived" if executed else "not executed"
-        return Result(fault, verdict, failed or note, len(tests), time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return Result(fault, verdict, failed or note, len(tests), left_out, seconds)
 
 
 def print_table(results: list[Result], title: str, names: list[str]) -> None:
@@ -183,9 +188,11 @@ def run(options: argparse.Namespace) -> int:
                 continue
             result = bench.judge(fault, options.slow)
             results.append(result)
+            missed = result.verdict != "caught" and result.left_out
+            longer = f" ({result.left_out} longer ones left out)" if missed else ""
             print(
                 f"{number:>4} {result.verdict:<12} {fault.kind:<16} {fault.file}:{fault.line}"
-                f"  {result.tests} tests, {result.seconds:.0f} s  {result.test}",
+                f"  {result.tests} tests{longer}, {result.seconds:.0f} s  {result.test}",
                 flush=True,
             )
             if result.verdict != "caught":
