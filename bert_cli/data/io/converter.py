@@ -130,8 +130,9 @@ def docx(data: bytes) -> tuple[str, list[str]]:
     archive = zipfile.ZipFile(io.BytesIO(data))
     levels: dict[str, int] = {}
     for style in _root_of(archive, "word/styles.xml"):
-        if match := re.fullmatch(r"heading (\d)|title", _value(style, "name/val").lower()):
-            levels[_value(style, "styleId")] = min(int(match[1] or 1), 6)
+        level_name = re.fullmatch(r"heading (\d)|title", _value(style, "name/val").lower())
+        if level_name:
+            levels[_value(style, "styleId")] = min(int(level_name[1] or 1), 6)
     lines = Lines(levels)
     lines.add(_root_of(archive, "word/document.xml", needed=True))
     for name in ("word/footnotes.xml", "word/endnotes.xml"):
@@ -163,7 +164,8 @@ def epub(data: bytes) -> tuple[str, list[str]]:
     lines: list[str] = []
     for reference in root.iter("{*}itemref"):
         path = posixpath.join(posixpath.dirname(package), items.get(reference.get("idref"), ""))
-        if (name := posixpath.normpath(path)) in names:
+        name = posixpath.normpath(path)
+        if name in names:
             lines += html(_member(archive, name))[1]
     return _title_of(archive, package), lines
 
@@ -186,11 +188,13 @@ def html(data: bytes) -> tuple[str, list[str]]:
 
 def _decoded(data: bytes) -> str:
     """Return the text of a web page, in UTF-8 or as it declares, or else in Windows' encoding of the West."""
-    if match := MARKS.match(data):
+    match = MARKS.match(data)
+    if match:
         return data.decode(str(match.lastgroup), "replace")
     declared = "utf-8"
     with suppress(LookupError):
-        if match := DECLARED.search(data[:4096]):
+        match = DECLARED.search(data[:4096])
+        if match:
             declared = codecs.lookup(match[1].decode()).name
     declared = BROWSERS.get(declared, declared)
     encodings = (("utf-8", 4), (declared, 4), ("cp1252", 40))
@@ -263,7 +267,9 @@ class Lines:
 
     def add(self, element: Any) -> None:
         """Add an element with all that is in it."""
-        name = element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+        name = ""
+        if isinstance(element.tag, str):  # others are comments and instructions
+            name = element.tag.rpartition("}")[2]
         if not name or LEFT_OUT.fullmatch(name):
             return
         is_block = bool(BLOCKS.fullmatch(name))
@@ -273,10 +279,14 @@ class Lines:
         first = len(self.lines)
         self._pre += name == "pre"
         is_text = self._levels is None
-        self._write(SPACES.get(name, "") + (element.text or "" if is_text or name == "t" else ""))
+        text = SPACES.get(name, "")
+        if is_text or name == "t":
+            text += element.text or ""
+        self._write(text)
         for child in element:
             self.add(child)
-            self._write(child.tail or "" if is_text else "")
+            if is_text:
+                self._write(child.tail or "")
         self._pre -= name == "pre"
         if is_block or element.getparent() is None:
             self._end()
@@ -288,19 +298,27 @@ class Lines:
     def _level(self, element: Any, name: str) -> int:
         if self._levels is not None:
             return self._levels.get(_value(element, "pPr/pStyle/val"), 0)
-        level = name[1:] if re.fullmatch("h[1-6]", name) else _value(element, "outline-level")
+        level = _value(element, "outline-level")
+        if re.fullmatch("h[1-6]", name):
+            level = name[1:]
         return min(int(level or 0), 6)
 
     def _write(self, text: str) -> None:
-        first, *others = text.split("\n") if self._pre else [text]
+        if not self._pre:
+            self._begun.append(text)
+            return
+        first, *others = text.split("\n")
         self._begun.append(first)
         for line in others:
             self._end()
             self._begun.append(line)
 
     def _end(self) -> None:
-        if line := " ".join("".join(self._begun).split()).rstrip("¶"):
-            self.lines.append(f"{self._mark} {line}" if self._mark else line)
+        line = " ".join("".join(self._begun).split()).rstrip("¶")
+        if line:
+            if self._mark:
+                line = f"{self._mark} {line}"
+            self.lines.append(line)
             self._mark = ""
         self._begun.clear()
 

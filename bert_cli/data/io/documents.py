@@ -6,7 +6,7 @@
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, islice
 from typing import Literal
@@ -66,12 +66,18 @@ def marked_lines(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kin
             if kind == "document" or line.strip("\f"):
                 yield kind, line.replace("\f", "")
     else:
-        joiner = None if part.margins is None else _joiner(part, reading)
+        joiner = None
+        if part.margins is not None:
+            joiner = _joiner(part, reading)
         for title, text in _titled_texts(part, reading.text_field):
             yield "document", title
             lines = text.split("\n")
-            for line in lines if joiner is None or len(lines) < 2 else joiner.paragraphs(lines):
-                if stripped := line.strip():
+            paragraphs: Iterable[str] = lines
+            if joiner is not None and len(lines) > 1:
+                paragraphs = joiner.paragraphs(lines)
+            for line in paragraphs:
+                stripped = line.strip()
+                if stripped:
                     yield "body", stripped
 
 
@@ -95,10 +101,16 @@ def _marked_articles(part: files.Part) -> Iterator[tuple[Kind, str]]:
 
 def _marked_plain(part: files.Part, reading: files.Reading) -> Iterator[tuple[Kind, str]]:
     is_new = True
-    title, lines = ("", _lines(part)) if part.start else _after_front_matter(_lines(part))
+    if part.start:  # front matter is at the beginning of a file
+        title = ""
+        lines = _lines(part)
+    else:
+        title, lines = _after_front_matter(_lines(part))
     if part.margins is not None:
         lines = _joiner(part, reading).paragraphs(lines)
-    blanks = " \t\n\r\v" if part.format == "pdf" else None
+    blanks = None
+    if part.format == "pdf":
+        blanks = " \t\n\r\v"
     for line in (line.strip(blanks) for line in lines):
         if not line:
             is_new = is_new or reading.documents == "blank-lines"
@@ -115,24 +127,30 @@ def _after_front_matter(lines: Iterator[str]) -> tuple[str, Iterator[str]]:
     head = [next(lines, "")]
     title = ""
     mark = head[0].strip()
-    for line in islice(lines, MOST_ENTRIES if mark in ("---", "+++") else 0):
+    entries = MOST_ENTRIES if mark in ("---", "+++") else 0
+    for line in islice(lines, entries):
         head.append(line)
         if line.strip() in (mark, "..."):
             return title, lines
         if not ENTRY.match(line):
             break
         key, _, value = line.replace("=", ":", mark == "+++").partition(":")
-        title = QUOTED.sub(r"\2", value.strip()) if key.strip() == TITLE else title
+        if key.strip() == TITLE:
+            title = QUOTED.sub(r"\2", value.strip())
     return "", chain(head, lines)
 
 
 def clean(line: str) -> str:
     """Return a line of WikiExtractor unescaped, without placeholders and empty brackets."""
     text = line.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-    bare = PLACEHOLDER.sub("", text) if "formula_" in text or "codice_" in text else text
+    bare = text
+    if "formula_" in text or "codice_" in text:
+        bare = PLACEHOLDER.sub("", text)
     if ANY_EMPTY_BRACKETS.search(bare):
         bare = EMPTY_BRACKETS.sub("", bare)
-    return SPACE_BEFORE_STOP.sub(r"\1", bare) if bare != text else text
+    if bare == text:
+        return text
+    return SPACE_BEFORE_STOP.sub(r"\1", bare)
 
 
 def sentence_blocks(part: files.Part) -> Iterator[str]:
@@ -155,14 +173,18 @@ def _blocks(part: files.Part, size: int) -> Iterator[str]:
         if offset:
             file.seek(offset)
         while True:
-            left = size if part.stop is None else max(0, part.stop - offset)
+            left = size
+            if part.stop is not None:
+                left = max(0, part.stop - offset)
             data = file.read(min(size, left))
             if not data:
                 return
             if not data.endswith(b"\n"):  # nor need `stop` be the end of a line
                 data += file.readline()
             text = data.removesuffix(b"\n")
-            yield files.decode(text if offset else text.removeprefix(BYTE_ORDER_MARK), part, offset)
+            if not offset:
+                text = text.removeprefix(BYTE_ORDER_MARK)
+            yield files.decode(text, part, offset)
             offset += len(data)
 
 
@@ -180,7 +202,11 @@ def recognise_lines(parts: Sequence[files.Part], reading: files.Reading) -> list
     if reading.line_breaks == "keep":
         return list(parts)
     plain = [part for part in parts if part.format not in files.DOCUMENTS]
-    pool = plain[:: -(-len(plain) // POOLED_FILES)] if parts[1:] and plain else []
+    pool: list[files.Part] = []
+    if plain and len(parts) > 1:
+        # Rounded up, so that there are at most so many.
+        every = -(-len(plain) // POOLED_FILES)
+        pool = plain[::every]
     common = margins_of("\n\n".join(sample_of(part, reading, POOLED_CHARACTERS) for part in pool))
     return [_judge_lines(part, sample_of(part, reading), reading, common) for part in parts]
 
@@ -192,7 +218,9 @@ def _judge_lines(
     if part.format == "pdf":  # the lines of a page are not paragraphs
         pages = sample_of(part, reading, -1).partition("\n---\n")[2].split("\f")
         empty = sum(not page.strip() for page in pages)
-        fault = f"{MISSING} on {empty:,} of {len(pages):,} pages" if empty else ""
+        fault = ""
+        if empty:
+            fault = f"{MISSING} on {empty:,} of {len(pages):,} pages"
         return replace(part, margins=margins_of(text), fault=fault)
     if part.format in files.DOCUMENTS:
         return part
@@ -204,7 +232,9 @@ def _judge_lines(
     margins = margins_of(text, common)
     if margins or is_joined or wrapped_width(text):
         return replace(part, margins=margins)
-    return replace(part, fault=CUT if ends_within_sentences(text) else "")
+    if ends_within_sentences(text):
+        return replace(part, fault=CUT)
+    return replace(part, fault="")
 
 
 def sample_of(part: files.Part, reading: files.Reading, size: int = SAMPLED_CHARACTERS) -> str:
@@ -215,7 +245,9 @@ def sample_of(part: files.Part, reading: files.Reading, size: int = SAMPLED_CHAR
     if part.format in ("plain", *files.DOCUMENTS):
         with files.report_damage(whole), files.open_part(whole) as file:
             text = file.read(size).decode(errors="replace")
-            return FENCED.sub("", text) if part.format == "plain" else text
+            if part.format == "plain":
+                return FENCED.sub("", text)
+            return text
     texts: list[str] = []
     for _, text in _titled_texts(whole, reading.text_field):
         texts.append(text[:size])
@@ -239,10 +271,16 @@ def _titled_texts(part: files.Part, field: str) -> Iterator[tuple[str, str]]:
             if not row and part.format in files.TABLES:
                 continue
             text = text_of(row, field, where, FIELD_REMEDY)
-            title = row.get(TITLE) if field != TITLE else None
+            title = None
+            if field != TITLE:
+                title = row.get(TITLE)
             has_title = isinstance(title, str | int) and not isinstance(title, bool)
-            shown = " ".join(str(title).split()) if has_title else ""
-            yield shown, text.replace("\r", "\n") if "\r" in text and "\n" not in text else text
+            shown = ""
+            if has_title:
+                shown = " ".join(str(title).split())
+            if "\r" in text and "\n" not in text:
+                text = text.replace("\r", "\n")
+            yield shown, text
     except DataError:
         is_range = part.format == "json-lines" and part.start > 0
         if is_range and part.first_line == 1:  # lines are counted for an error alone

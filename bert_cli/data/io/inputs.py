@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from glob import glob
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,8 +80,10 @@ class LeftOut:
         lines: list[str] = []
         for path in paths[:NAMED]:
             error = self.problems[path]
-            is_setting = path.suffix == ".json"
-            lines.append(f"{error.where}: {error.problem}" if is_setting else str(error))
+            if path.suffix == ".json":
+                lines.append(f"{error.where}: {error.problem}")
+            else:
+                lines.append(str(error))
         suffixes = Counter(path.suffix or "without a suffix" for path in paths[NAMED:])
         if suffixes:
             counts = ", ".join(f"{number:,} {suffix}" for suffix, number in suffixes.most_common())
@@ -95,13 +98,16 @@ def open_sentences(source: Path, out: Path, left_out: LeftOut | None = None) -> 
     manifest = read_manifest(source)
     refuse_output_inside(source, out, manifest)
     # What `bert preprocess` wrote may begin like JSON.
-    reading = Reading("plain" if manifest.get("step") == "preprocess" else "auto")
+    text_format = "plain" if manifest.get("step") == "preprocess" else "auto"
+    reading = Reading(text_format)
     parts, notes = recognise_all(source, reading, manifest, left_out)
     for part in parts:
         kind = part.compression or part.format
         if kind != "plain" and not (left_out and part.format in DOCUMENTS):
             problem = f"is {kind}, not plain text with one sentence on each line"
-            remedy = "unpack it" if part.compression else "run `bert preprocess` on it"
+            remedy = "run `bert preprocess` on it"
+            if part.compression:
+                remedy = "unpack it"
             raise DataError(str(part.path), problem, f"{remedy} first")
     shards = manifest.get("shards", [])
     documents = {source / shard["output"]: shard.get("documents", 0) for shard in shards}
@@ -155,7 +161,8 @@ def report_joined_lines(
     """Log how many files have hard line breaks, and how to keep them; warn of lines that cannot be joined."""
     of_all = f"of {len(parts):,} files"
     for fault, cure in CURES.items():
-        if faulty := [part for part in parts if part.fault.startswith(fault)]:
+        faulty = [part for part in parts if part.fault.startswith(fault)]
+        if faulty:
             first = faulty[0]
             what = f"the lines of {len(faulty):,} {of_all}, as {first.path}, {first.fault}"
             logger.warning(f"{command}: warning: {what}; {cure}")
@@ -179,7 +186,7 @@ def _suggest_files_as_documents(command: str, parts: Sequence[Part], reading: Re
         return
     every = math.ceil(len(parts) / SAMPLED_FILES)
     sample = [replace(part, stop=SAMPLED_BYTES) for part in parts[::every]]
-    lines = (line for piece in sample for line in marked_lines(piece, reading))
+    lines = chain.from_iterable(marked_lines(piece, reading) for piece in sample)
     documents = sum(kind == "document" for kind, _ in lines)
     average = documents / len(sample)
     if average >= MANY_DOCUMENTS:
@@ -249,7 +256,10 @@ def _in_order(paths: Iterable[Path]) -> list[Path]:
 
 def refuse_output_inside(source: Path, out: Path, manifest: Manifest) -> None:
     """Raise DataError for an output below a folder that is searched for text; one with a hidden name is not read."""
-    is_searched = "**" in source.parts if not source.exists() else source.is_dir() and not manifest
+    if source.exists():
+        is_searched = source.is_dir() and not manifest
+    else:
+        is_searched = "**" in source.parts
     folder = find_root(source)
     inner = out.resolve()
     root = folder.resolve()
@@ -275,8 +285,10 @@ def recognise_all(
     parts = list(filter(None, files.values()))
     if not parts:
         raise DataError(f"input ({source})", "has no file with text", "use files with text")
-    note = f"{empty[0]}: is empty and left out; empty files: {len(empty)}" if empty else ""
-    return parts, [note] if note and not manifest else []
+    notes = []
+    if empty and not manifest:
+        notes.append(f"{empty[0]}: is empty and left out; empty files: {len(empty)}")
+    return parts, notes
 
 
 def recognise_each(

@@ -80,11 +80,15 @@ def table_rows(
     """
     lines = iter(lines)
     blank = 0
-    while (first := next(lines, "")) and not first.strip():
+    first = next(lines, "")
+    while first and not first.strip():
         blank += 1
+        first = next(lines, "")
     delimiter = delimiter_of(first, kind, needed)
     is_plain = delimiter == DELIMITERS[kind] == "\t"
-    rows = split_cells(chain(["\n"] * blank, [first], lines), source, "" if is_plain else delimiter)
+    # Without a delimiter: cells of a TSV have no quoting.
+    quoted_by = "" if is_plain else delimiter
+    rows = split_cells(chain(["\n"] * blank, [first], lines), source, quoted_by)
     rows = dropwhile(lambda row: not row[1], rows)
     where, header = next(rows, (source, []))
     check_columns(where, needed, header, remedy)
@@ -131,7 +135,9 @@ def split_cells(lines: Iterable[str], source: str, delimiter: str) -> Cells:
             yield where, row
             line_number = reader.line_num + 1
             # A spreadsheet counts rows, and a cell with line breaks has several lines.
-            also = "" if line_number == row_number else f", row {row_number}"
+            also = f", row {row_number}"
+            if line_number == row_number:
+                also = ""
             where = f"{source} (line {line_number}{also})"
     except csv.Error as error:
         remedy = "enclose a text that contains quotes in quotes, and double each quote in it"
@@ -181,7 +187,9 @@ def _named(value: Any, names: Sequence[str]) -> Any:
     if isinstance(value, list):
         return [_named(item, names) for item in value]
     if isinstance(value, int):
-        return names[value] if 0 <= value < len(names) else None
+        if not 0 <= value < len(names):
+            return None
+        return names[value]
     return value
 
 
@@ -230,7 +238,9 @@ def listed(names: Sequence[str]) -> str:
     more = len(names) - LISTED_NAMES
     short = [textwrap.shorten(name, 40, placeholder="...") for name in names[:LISTED_NAMES]]
     shown = ", ".join(f"'{name}'" for name in short)
-    return f"{shown} and {more} more" if more > 0 else shown
+    if more <= 0:
+        return shown
+    return f"{shown} and {more} more"
 
 
 def check_text(text: str, where: str) -> None:

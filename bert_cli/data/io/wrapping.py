@@ -80,13 +80,16 @@ Break = tuple[Row, Row]
 def row_of(line: str, feed: str = "") -> Row:
     """Return the line without blanks around it and without the marks of a quoted mail."""
     line = line.expandtabs().rstrip()
-    bare = QUOTE.sub("", line) if line.startswith(">") else line
+    bare = line
+    if line.startswith(">"):
+        bare = QUOTE.sub("", line)
     text = bare.lstrip()
     return Row(line.removesuffix(bare), len(bare) - len(text), len(bare), text, feed)
 
 
 def _rows_of(text: str) -> list[Row]:
-    return [row for line in text.split("\n") if (row := row_of(line)).text]
+    rows = map(row_of, text.split("\n"))
+    return [row for row in rows if row.text]
 
 
 def margins_of(text: str, common: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -96,14 +99,19 @@ def margins_of(text: str, common: tuple[int, ...] = ()) -> tuple[int, ...]:
     margins: list[int] = []
     rest = breaks
     columns = list(COLUMNS)
-    while columns and (margin := _margin_of(rest, columns)):
+    while columns:
+        margin = _margin_of(rest, columns)
+        if not margin:
+            break
         margins.append(margin)
         rest = [(a, b) for a, b in rest if not is_broken(a, b, margins)]
         # A text may have a second margin, as of a quotation; one within a tenth is the same.
         columns = [n for n in columns if n > margin / 2 and abs(n - margin) > 0.1 * margin]
     if margins and supports(breaks, margins):
         return tuple(margins)
-    return common if common and supports(breaks, common) else ()
+    if common and supports(breaks, common):
+        return common
+    return ()
 
 
 def wrapped_width(text: str) -> int:
@@ -116,7 +124,9 @@ def wrapped_width(text: str) -> int:
     width = common_length([first.end for first, _ in breaks])
     filled = sum(fill(first.text, second.text, width) > FILLED for first, second in breaks)
     is_wrapped = filled >= MIN_FILLED * len(breaks) and _are_prose(breaks, 0)
-    return width if width in WIDTHS and is_wrapped else 0
+    if not is_wrapped or width not in WIDTHS:
+        return 0
+    return width
 
 
 def common_length(lengths: list[int]) -> int:
@@ -140,7 +150,11 @@ def fill(line: str, following: str, width: int) -> float:
 def has_two_columns(text: str) -> bool:
     """Return whether most lines have one wide gap, and all gaps end in about the same column."""
     rows = _rows_of(text)
-    starts = Counter(row.end - len(pair[1]) for row in rows if (pair := PAIR.fullmatch(row.text)))
+    starts: Counter[int] = Counter()
+    for row in rows:
+        pair = PAIR.fullmatch(row.text)
+        if pair:
+            starts[row.end - len(pair[1])] += 1
     # The second column of proportional fonts starts a column more or less to the right.
     count = max((starts[n - 1] + starts[n] + starts[n + 1] for n in list(starts)), default=0)
     # Most lines, and enough of them: two rows can be a table.
@@ -149,7 +163,7 @@ def has_two_columns(text: str) -> bool:
 
 def has_line_numbers(text: str) -> bool:
     """Return whether most lines begin with the number after that of the line before, as on pleading paper."""
-    rows = [row for line in text.split("\n") if (row := line.split())]
+    rows = list(filter(None, map(str.split, text.split("\n"))))
     numbers = [int(row[0]) if row[0].isdecimal() else -1 for row in rows]
     count = sum(b == a + 1 > 0 for a, b in pairwise(numbers))
     return count > max(MIN_EVIDENCE, len(rows) / 2)
@@ -197,7 +211,9 @@ def _margin_of(breaks: Sequence[Break], columns: Sequence[int]) -> int:
         if SPLIT.search(row.text) or (row.end == margin and STRETCHED.search(row.text)):
             # A word that is cut by a hyphen, or spaces that stretch a line, are made by a program that wraps.
             weight += STRONG_EVIDENCE - 1
-    return margin if weight >= MIN_EVIDENCE and _are_prose(broken) else 0
+    if weight >= MIN_EVIDENCE and _are_prose(broken):
+        return margin
+    return 0
 
 
 def _are_prose(broken: Sequence[Break], slack: int = 2) -> bool:
@@ -227,7 +243,9 @@ def supports(breaks: Sequence[Break], margins: Sequence[int]) -> bool:
 def _room(first: Row, second: Row) -> int:
     """Return the columns that the next word, or a part of it, would have taken with a blank, less one."""
     room = len(second.text.partition(" ")[0])
-    return max(room, SPLIT_ROOM) if SPLIT.search(first.text) and second.text[0].islower() else room
+    if SPLIT.search(first.text) and second.text[0].islower():
+        return max(room, SPLIT_ROOM)
+    return room
 
 
 def is_broken(first: Row, second: Row, margins: Iterable[int]) -> bool:
@@ -264,7 +282,7 @@ def _starts_item(rows: Sequence[Row], row: Row) -> bool:
 
 def is_prose(rows: Sequence[Row]) -> bool:
     """Return whether most words consist of letters, other than in code."""
-    words = [word for row in rows[:SAMPLED_ROWS] for word in row.text.split()]
+    words = list(chain.from_iterable(row.text.split() for row in rows[:SAMPLED_ROWS]))
     count = sum(word.isalpha() or bool(WORD.fullmatch(word)) for word in words)
     return count >= MIN_WORDS * len(words)
 
@@ -285,14 +303,17 @@ class Joiner:
         self.feed = "\f" if is_paged else ""
         lines = [line.strip() for line in head.split("\n")]
         lengths = [len(line) for line in lines if line] or [1]
-        self.width = common_length(lengths) if len(lengths) > MIN_BREAKS else max(lengths)
+        self.width = max(lengths)
+        if len(lengths) > MIN_BREAKS:
+            self.width = common_length(lengths)
         self.words = Counter(WORDS.findall(head.lower().replace("\u2010", "-")))
         self.has_hyphens = any(line.endswith("\u2010") for line in lines)
-        excesses = [
-            self._excess(first[2], second[0])
-            for line, following in pairwise(lines)
-            if (first := _first_part(line)) and (second := WORDS.match(following))
-        ]
+        excesses = []
+        for line, following in pairwise(lines):
+            first = _first_part(line)
+            second = WORDS.match(following)
+            if first and second:
+                excesses.append(self._excess(first[2], second[0]))
         self.drops_hyphens = sum((n > 0) - (n < 0) for n in excesses) >= 0
         pages = [list(filter(str.strip, page.split("\n"))) for page in head.split("\f")]
         outer = ([*page[:2], *page[-2:]] for page in pages)
@@ -322,13 +343,17 @@ class Joiner:
         last = rows[-1]
         if self.margins or row.quote != last.quote:
             return row.quote == last.quote and continues(rows, row, self.margins)
-        least = FILLED if FINAL.search(last.text) else UNFINISHED
+        least = UNFINISHED
+        if FINAL.search(last.text):
+            least = FILLED
         return row.text[0].islower() or fill(last.text, row.text, self.width) > least
 
     def _joined(self, rows: Sequence[Row]) -> list[str]:
         texts = [row.feed + row.text for row in rows]
         is_joined = texts and (not self.margins or is_prose(rows))
-        return [reduce(self._join, texts)] if is_joined else texts
+        if not is_joined:
+            return texts
+        return [reduce(self._join, texts)]
 
     def _join(self, paragraph: str, line: str) -> str:
         text = line.lstrip("\f")
@@ -349,17 +374,24 @@ class Joiner:
             is_name = first[3] == "\u2010" and (first[2] + second[0]).isupper()
             is_default = self.drops_hyphens and not is_minus and (line[0].islower() or is_name)
             is_split = (self._excess(first[2], second[0]) or is_default) > 0
-            return (paragraph[:-1] if is_split else paragraph) + line
+            if is_split:
+                return paragraph[:-1] + line
+            return paragraph + line
         is_bare = WITHOUT_SPACES.fullmatch(paragraph[-1:] + line[:1])
-        return paragraph + line if is_bare else f"{paragraph} {line}"
+        if is_bare:
+            return paragraph + line
+        return f"{paragraph} {line}"
 
     def _excess(self, first: str, second: str) -> int:
         """Return how much more often the joined word occurs than the hyphenated word."""
         first = first.lower()
         second = second.lower()
         parts = first.rpartition("-")[2], second.partition("-")[0]
-        counts = (self.words[a + b] - self.words[f"{a}-{b}"] for a, b in ((first, second), parts))
-        return next(filter(None, counts), 0)
+        for a, b in ((first, second), parts):
+            difference = self.words[a + b] - self.words[f"{a}-{b}"]
+            if difference:
+                return difference
+        return 0
 
     def _without_page_breaks(self, lines: Iterable[str]) -> Iterator[str]:
         """Yield lines without running titles and page numbers, and without a gap in a sentence."""
@@ -380,11 +412,14 @@ class Joiner:
             yield raw
             last = line
             gap = []
-        yield from gap if not last else []  # pages of nothing else
+        if not last:  # pages of nothing else
+            yield from gap
 
 
 def _first_part(line: str) -> re.Match[str] | None:
-    return FIRST_PART.search(line[-100:]) if line.endswith(("-", "\u2010")) else None
+    if not line.endswith(("-", "\u2010")):
+        return None
+    return FIRST_PART.search(line[-100:])
 
 
 def _without_digits(line: str) -> str:

@@ -75,7 +75,9 @@ def read_corpus(folder: Path) -> JSONObject:
         if any(folder.glob("step_*/")):
             remedy = f"{folder} is a run, see `bert runs {folder.parent}`; {remedy}"
         raise DataError(str(path), "does not exist", remedy)
-    vocab = vocabulary_path(folder) if has_tokenizer(folder) else VOCAB_FILE
+    vocab = Path(VOCAB_FILE)
+    if has_tokenizer(folder):
+        vocab = vocabulary_path(folder)
     again = f"`bert index {folder} --vocab {vocab}` for other records"
     remedy = f"move it away and run the same `bert tokenize` again, or {again}"
     return read_json(path, Corpus, DataError, remedy).model_dump(exclude_unset=True)
@@ -93,7 +95,9 @@ def number_of_copies(folder: Path, corpus: JSONObject) -> int | None:
     if corpus["masking"] != "static":
         return None
     copies = read_manifest(folder).get("settings", {}).get("duplication_factor")
-    return copies if isinstance(copies, int) else None
+    if not isinstance(copies, int):
+        return None
+    return copies
 
 
 class RecordFiles:
@@ -146,7 +150,8 @@ class RecordFiles:
         for name, values in columns.items():
             self._check(name, values, limits[name], records)
         for problem, is_wrong in formats.static_mistakes(columns):
-            if len(wrong := np.flatnonzero(is_wrong)):
+            wrong = np.flatnonzero(is_wrong)
+            if len(wrong):
                 remedy = "make the records again, with one prediction for each masked token"
                 raise DataError(self._name(int(records[wrong[0]])), problem, remedy)
         weight = np.float32(corpus.get("next_sentence", True))
@@ -188,9 +193,13 @@ class RecordFiles:
     def check_file(self, path: Path) -> int:
         """Check the values of every record of a file, as a run does; return the file's bytes."""
         first, end = self.numbers_of(path)
-        read = self.static if self.corpus["masking"] == "static" else self.dynamic
+        is_static = self.corpus["masking"] == "static"
         for start in range(first, end, formats.BLOCK):
-            read(np.arange(start, min(start + formats.BLOCK, end)))
+            records = np.arange(start, min(start + formats.BLOCK, end))
+            if is_static:
+                self.static(records)
+            else:
+                self.dynamic(records)
         return path.stat().st_size
 
     def lengths(self) -> UInts16:
@@ -234,7 +243,9 @@ class RecordFiles:
         others = [file for file in others if file["name"] != OFFSETS]
         check_checksums(self.folder, others, self._remedy)
         for path, size in zip(self._paths, self._sizes.tolist(), strict=True):
-            actual = f"{path.stat().st_size} bytes" if path.exists() else "missing"
+            actual = "missing"
+            if path.exists():
+                actual = f"{path.stat().st_size} bytes"
             _compare(path, actual, f"{size} bytes", self._remedy)
 
 
@@ -242,7 +253,9 @@ def check_checksums(folder: Path, files: Iterable[JSONObject], remedy: str) -> N
     """Compare files with their entries in corpus.json. Raises DataError where one differs."""
     for file in files:
         path = folder / file["name"]
-        actual = f"checksum {file_crc32c(path)}" if path.exists() else "missing"
+        actual = "missing"
+        if path.exists():
+            actual = f"checksum {file_crc32c(path)}"
         _compare(path, actual, f"checksum {file['crc32c']}", remedy)
 
 

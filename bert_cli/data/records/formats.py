@@ -54,11 +54,17 @@ class DynamicRecords(NamedTuple):
 
 def token_bytes(vocab_size: int) -> int:
     """Return the bytes of a token id in a dynamic record: 2 if all ids fit, else 4."""
-    return 2 if vocab_size <= 65536 else 4
+    if vocab_size <= 65536:
+        return 2
+    return 4
 
 
 def _kind(name: str) -> str:
-    return "bytes" if name == "tokens" else "float" if name.endswith("weights") else "int64"
+    if name == "tokens":
+        return "bytes"
+    if name.endswith("weights"):
+        return "float"
+    return "int64"
 
 
 def find_features(payloads: Sequence[bytes], names: Iterable[str]) -> dict[str, list[bytes]]:
@@ -125,7 +131,8 @@ def _length_by_size(longest: int, token_bytes: int) -> Ints32:
             features = [("first_length", "int64", width), ("next_sentence_labels", "int64", 1)]
             features.append(("tokens", "bytes", length * token_bytes))
             size = tfrecord.FRAME_BYTES + tfrecord.example_bytes(features)
-            lengths[size] = length if lengths.get(size, length) == length else -1
+            if lengths.setdefault(size, length) != length:
+                lengths[size] = -1
     table = np.zeros(max(lengths) + 1, np.int32)
     table[list(lengths)] = list(lengths.values())
     return table
@@ -158,7 +165,8 @@ def parse_static(
         numbers, counts = tfrecord.parse_varints([] if is_float else lists)
         if is_float:
             counts = np.array([len(payload) / 4 for payload in lists])
-        if len(rows := np.flatnonzero(counts != lengths[name])):
+        rows = np.flatnonzero(counts != lengths[name])
+        if len(rows):
             sizes = f"S {sequence_length}, P {predictions}"
             raise DataError(
                 where(int(rows[0])),

@@ -44,9 +44,12 @@ def record_files(folder: Path) -> list[Path]:
     """Return the record files below a folder, ordered by name; hidden folders hold partial shards."""
     paths = visible_files(folder, "*.tfrecord")
     if not paths:
+        problem = "does not exist"
+        if folder.is_dir():
+            problem = "holds no .tfrecord files"
         raise DataError(
             f"folder ({folder})",
-            "holds no .tfrecord files" if folder.is_dir() else "does not exist",
+            problem,
             "use a folder of records, and unpack those that are compressed",
         )
     return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
@@ -67,7 +70,9 @@ def read_index(path: Path) -> Ints64 | None:
         return None
     offsets = np.append(0, np.cumsum(lines[:, 1]))
     fits = np.array_equal(offsets[:-1], lines[:, 0]) and offsets[-1] == records.st_size
-    return offsets if fits else None
+    if not fits:
+        return None
+    return offsets
 
 
 def refuse_compressed(path: Path) -> None:
@@ -75,7 +80,9 @@ def refuse_compressed(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(tfrecord.HEAD_BYTES)
     is_zlib = head[:1] == b"x" and int.from_bytes(head[:2]) % 31 == 0
-    kind = "zlib" if is_zlib else compression_of(path)
+    kind = "zlib"
+    if not is_zlib:
+        kind = compression_of(path)
     if kind and tfrecord.payload_bytes(head) is None:
         raise DataError(str(path), f"is compressed with {kind}", "unpack it first")
 
@@ -205,7 +212,8 @@ def describe_foreign(folder: Path, paths: Sequence[Path], vocab: str | None) -> 
     where = f"{path} (first record)"
     (payload,) = tfrecord.read_payloads([frame], lambda _: where, "rebuild the file")
     features = {name: lists[0] for name, lists in find_features([payload], STATIC_FEATURES).items()}
-    if missing := [name for name, values in features.items() if not values]:
+    missing = [name for name, values in features.items() if not values]
+    if missing:
         problem = f"is not a tf.train.Example with {', '.join(missing)}"
         raise DataError(where, problem, "use records of masked examples")
     vocabulary = _find_vocabulary(vocab)

@@ -66,11 +66,15 @@ def pair_sentences(
         while start < stop:
             # For each example anew: drawn for a document, its rows would all be short, and their number vary by
             # several per cent.
-            target = longest if draw() >= short_seq_prob else 2 + int(draw() * (longest - 1))
+            target = longest
+            if draw() < short_seq_prob:
+                target = 2 + int(draw() * (longest - 1))
             # The sentence that reaches the target is the last one collected.
             end = bisect_left(sentences, sentences[start] + target, start + 1, stop)
             collected = end - start
-            middle = start + 1 + int(draw() * (collected - 1)) if collected > 1 else end
+            middle = end
+            if collected > 1:
+                middle = start + 1 + int(draw() * (collected - 1))
             first = sentences[start]
             second = sentences[middle]
             if collected > 1 and draw() >= 0.5:
@@ -107,7 +111,9 @@ def fill_sentences(
         stop = sentences[limit]
         below = document
         while start < stop:
-            target = longest if draw() >= short_seq_prob else 2 + int(draw() * (longest - 1))
+            target = longest
+            if draw() < short_seq_prob:
+                target = 2 + int(draw() * (longest - 1))
             # The last end of a sentence within the target, else the next end.
             end = bisect_right(sentences, start + target, below + 1, limit + 1) - 1
             if sentences[end] <= start:
@@ -115,7 +121,9 @@ def fill_sentences(
             length = min(sentences[end] - start, longest)
             rows.append((start, length, 0, 0, False))
             start += length
-            below = end if start == sentences[end] else end - 1
+            below = end - 1
+            if start == sentences[end]:
+                below = end
     return _as_pairs(rows)
 
 

@@ -50,7 +50,9 @@ def _frame_head(size: int) -> bytes:
 def payload_bytes(head: bytes) -> int | None:
     """Return the size of the payload after a frame's head; None where its checksum is wrong."""
     size = int.from_bytes(head[:8], "little")
-    return size if head == _frame_head(size) else None
+    if head != _frame_head(size):
+        return None
+    return size
 
 
 class RecordWriter:

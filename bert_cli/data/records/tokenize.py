@@ -65,7 +65,8 @@ class Recipe(NamedTuple):
     @property
     def longest(self) -> int:
         """Tokens of an example without [CLS] and [SEP]."""
-        return self.sequence_length - (3 if self.has_pairs else 2)
+        special = 3 if self.has_pairs else 2
+        return self.sequence_length - (special)
 
 
 def vocabulary_of(name: str, *, cased: bool, pairs: bool) -> Vocabulary:
@@ -103,13 +104,16 @@ def plan_groups(text: Sentences, *, pairs: bool = True) -> tuple[list[Shard], li
     document, before hours of work.
     """
     split = partial(split_part, size=RANGE_BYTES, reading=Reading(), anywhere=not pairs)
-    groups = [[piece] for part in text.parts for piece in split(part)]
+    groups: list[list[Part]] = []
+    for part in text.parts:
+        groups += [[piece] for piece in split(part)]
     last = groups[-1]
     counted = text.documents
     joins = pairs and len(groups) > 1 and sum(counted.get(part.path, 2) for part in last) < 2
     if joins:
         groups[-2:] = [groups[-2] + last]
-    for group in groups if pairs else ():
+    checked = groups if pairs else ()
+    for group in checked:
         is_complete = all(not part.start and part.stop is None for part in group)
         if is_complete and all(part.path in counted for part in group):
             _check_documents(sum(counted[part.path] for part in group), group)
@@ -138,7 +142,9 @@ def _check_documents(number: int, parts: Sequence[Part]) -> None:
 def _span(parts: Sequence[Part]) -> str:
     first = parts[0].path
     last = parts[-1].path
-    return str(first) if first == last else f"{first} to {last.name}"
+    if first == last:
+        return str(first)
+    return f"{first} to {last.name}"
 
 
 # --- from text to tokens

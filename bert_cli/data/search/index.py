@@ -164,7 +164,10 @@ class Index:
     def verify(self) -> None:
         """Raise DataError for a sealed index that has changed since, as one whose seal is gone: None."""
         sealed = self._value("SELECT crc FROM seal")
-        if "" != sealed != (actual := checksum(self.table, self._file)):
+        if sealed == "":
+            return
+        actual = checksum(self.table, self._file)
+        if actual != sealed:
             raise DataError(str(self.path), f"is damaged (crc32c {actual}, not {sealed})", AGAIN)
 
     def texts(self, numbers: Sequence[int]) -> list[str]:
@@ -175,7 +178,9 @@ class Index:
     def axes(self) -> Floats32 | None:
         """Return the axes [D, S] of token vectors; None in an index without these."""
         stored = self.fact("axes")
-        return None if stored is None else late.unpacked_axes(stored)
+        if stored is None:
+            return None
+        return late.unpacked_axes(stored)
 
     # --- ranking
 
@@ -210,10 +215,14 @@ class Index:
                 raise ConfigError(f"folder ({folder!r})", "no document is in it", remedy)
             if passage is not None:
                 self.file_of(passage)
-            half = half or (None if self.embed and self._has_vectors else "words")
+            if not half and not (self.embed and self._has_vectors):
+                half = "words"
             if half == "words" and not asked.terms:
                 raise words.no_word(question)
-            meaning = NO_MEANING if half == "words" else self.by_meaning([asked])[0]
+            if half == "words":
+                meaning = NO_MEANING
+            else:
+                meaning = self.by_meaning([asked])[0]
             weight = {"words": 0.0, "meaning": 1.0}.get(half or "", self.weight)
             (scores,) = self.scores(asked, [weight], meaning)
             terms = self.lexical.terms(asked)
@@ -253,7 +262,9 @@ class Index:
     def weight(self) -> float:
         """Return the weight of the meaning beside words."""
         weight = self.fact("weight")
-        return WEIGHT if weight is None else float(weight)
+        if weight is None:
+            return WEIGHT
+        return float(weight)
 
     @property
     def lexical(self) -> Lexical:
@@ -277,8 +288,10 @@ class Index:
     def folders(self) -> list[str]:
         """Return the folders of files, as in names of documents."""
         names = self.table.execute("SELECT name FROM files").fetchall()
-        parents = {parent.as_posix() for (name,) in names for parent in PurePosixPath(name).parents}
-        return sorted(parents - {"."})
+        folders: set[str] = set()
+        for (name,) in names:
+            folders.update(parent.as_posix() for parent in PurePosixPath(name).parents)
+        return sorted(folders - {"."})
 
     def by_meaning(self, questions: Sequence[words.Question]) -> list[Meaning]:
         """Return how similar each question is to each passage. Raises ConfigError without vectors."""
@@ -293,7 +306,10 @@ class Index:
         cosines: Floats32 = np.concatenate(scores)
         cosines /= SCALE
         axes = self.axes
-        short = [NO_TOKENS if axes is None else late.projected(text, axes) for text in tokens]
+        if axes is None:
+            short = [NO_TOKENS] * len(tokens)
+        else:
+            short = [late.projected(text, axes) for text in tokens]
         return list(map(Meaning, cosines[self._texts].T, short))
 
     def _read_vectors(self) -> Ints16:
@@ -312,7 +328,9 @@ class Index:
         row = self.table.execute(query, [int(number)]).fetchone()
         text, title, document, file, start, stop, pages, first = row
         spans = words.spans(text, terms)
-        page = page_of(json.loads(pages), spans) if pages else None
+        page = None
+        if pages:
+            page = page_of(json.loads(pages), spans)
         return Hit(text, title, document, score, file, start, stop, spans, int(number), first, page)
 
     def document(self, passage: int, around: int = AROUND) -> list[Hit]:

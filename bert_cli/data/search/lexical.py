@@ -36,7 +36,9 @@ class Lexical:
 
     def _find(self, term: str) -> tuple[Ints64, Floats32]:
         parts = term.split(" ")
-        return self._postings.find_phrase(parts) if len(parts) > 1 else self._postings.find(term)
+        if len(parts) > 1:
+            return self._postings.find_phrase(parts)
+        return self._postings.find(term)
 
     def frequency(self, term: str) -> int:
         """Return how many passages have a term."""

@@ -104,7 +104,9 @@ def documents_of(part: files.Part, reading: files.Reading) -> Iterator[Document]
         if kind == "document":
             if lines:
                 document = Document(title or _title_of(lines), lines, number, is_named=bool(title))
-                yield document._replace(pages=pages) if part.format == "pdf" else document
+                if part.format == "pdf":
+                    document = document._replace(pages=pages)
+                yield document
             number += 1
             title = line
             lines = []
@@ -138,14 +140,17 @@ def _title_of(lines: Sequence[str]) -> str:
     Of a running head it is the first part: MOUNT(8), where the first heading of each manual is NAME.
     """
     title = " ".join(HEADING.sub("", _first_line(lines)).split())
-    return f"{title[: TITLE_SHOWN - 1]}…" if len(title) > TITLE_SHOWN else title
+    if len(title) <= TITLE_SHOWN:
+        return title
+    return f"{title[: TITLE_SHOWN - 1]}…"
 
 
 def _first_line(lines: Sequence[str]) -> str:
     if 0 in running_heads(lines):
         return GAP.split(lines[0].strip())[0]
     shown = UNSEEN.sub("", "\n".join(lines[:TITLE_LINES])).split("\n")
-    titles = (match[1] for line in shown if (match := NAMED_TITLE.fullmatch(line)))
+    matches = filter(None, map(NAMED_TITLE.fullmatch, shown))
+    titles = (match[1] for match in matches)
     bare = (TAG.sub("", line) if line.startswith("<") else line for line in shown)
     texts = (line for line in bare if WORD.search(line) and not NO_TITLE.match(line))
     return next(chain(titles, texts), lines[0])
@@ -180,7 +185,8 @@ def headings_of(lines: Sequence[str]) -> set[int]:
             row.append(number)
             continue
         else:
-            numbers.update(row if len(row) <= MOST_HEADINGS else ())
+            if len(row) <= MOST_HEADINGS:
+                numbers.update(row)
         row = []
     return numbers
 
@@ -212,8 +218,10 @@ def _last_headings(group: list[Unit]) -> list[Unit]:
     first = len(group)
     while first and group[first - 1].is_heading:
         first -= 1
-    taken = group[first:] if first else []
-    del group[len(group) - len(taken) :]
+    if not first:
+        return []
+    taken = group[first:]
+    del group[first:]
     return taken
 
 
@@ -250,7 +258,8 @@ def _units(lines: Sequence[str], split: Split) -> Iterator[Unit | None]:
 def _around_data(line: str) -> Iterator[tuple[int, int]]:
     """Yield the parts of a line around data in base64, such as a picture."""
     start = 0
-    for match in DATA.finditer(line) if len(line) > SHORTEST_DATA or ":" in line else ():
+    has_data = len(line) > SHORTEST_DATA or ":" in line
+    for match in DATA.finditer(line) if has_data else ():
         is_mixed = all(re.search(kind, match[0]) for kind in ("[a-z]", "[A-Z]", r"\d"))
         if is_mixed or match[0].startswith("data:"):
             yield start, match.start()
@@ -273,6 +282,11 @@ def _sentences(line: str, split: Split) -> Iterator[tuple[int, int]]:
         while width(begun := line[start:stop][:LENGTH]) > LENGTH or stop > start + LENGTH:
             limit = start + LENGTH * len(begun) // width(begun)
             cut = line.rfind(" ", start + 1, limit)
-            yield start, cut if cut > 0 else limit
-            start = cut + 1 if cut > 0 else limit
+            if cut > 0:
+                yield start, cut
+                start = cut + 1  # behind the space
+            else:
+                yield start, limit
+                start = limit
+
         yield start, stop

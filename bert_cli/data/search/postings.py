@@ -106,7 +106,9 @@ class Postings:
         A passage stands in it once for each word that the term has.
         """
         first = term.removesuffix("*")
-        last = term if first == term else first + LAST
+        last = first + LAST
+        if first == term:
+            last = term
         joined = "json_each(?) AS stored CROSS JOIN postings ON block = stored.value"
         query = f"SELECT block, offsets, times, positions FROM {joined} AND word BETWEEN ? AND ?"
         postings = self._table.execute(query, [self._stored, first, last]).fetchall()

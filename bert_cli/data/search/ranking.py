@@ -50,7 +50,11 @@ def _standardised(scores: Floats32) -> Floats32:
 def best_of(scores: Floats32, top: int) -> list[int]:
     """Return the positions of the highest scores, highest first; equal ones in the order of the passages."""
     top = min(top, len(scores))
-    best = np.flatnonzero(scores >= np.partition(scores, -top)[-top]) if top else np.zeros(0, int)
+    if not top:
+        return []
+    # All that are as high as the last of them: their order decides.
+    least = np.partition(scores, -top)[-top]
+    best = np.flatnonzero(scores >= least)
     return best[np.argsort(-scores[best], kind="stable")][:top].tolist()
 
 

@@ -75,8 +75,13 @@ class _Letters(dict[int, str]):
             folded = str(unicodedata.decimal(letter))
         else:
             small = letter.casefold()
-            stroke = WITH_STROKE.match(unicodedata.name(small, "")) if len(small) == 1 else None
-            folded = stroke[1].casefold() if stroke else TYPED.get(small, small)
+            stroke = None
+            if len(small) == 1:
+                stroke = WITH_STROKE.match(unicodedata.name(small, ""))
+            if stroke:
+                folded = stroke[1].casefold()
+            else:
+                folded = TYPED.get(small, small)
         self[code] = folded
         return folded
 
@@ -118,12 +123,16 @@ def exactly(text: str) -> str:
 
 def in_any_form(word: str) -> str:
     """Return the term of a word and its other forms, which begin as it does; numbers have none."""
-    return exactly(word) if DIGIT.search(word) else first_letters(word) or exactly(word)
+    if DIGIT.search(word):
+        return exactly(word)
+    return first_letters(word) or exactly(word)
 
 
 def first_letters(word: str) -> str:
     """Return the term of all words that begin as a long one does; empty for a short one, which has no forms."""
-    return f"{word[:FIRST]}*" if len(word) >= FIRST else ""
+    if len(word) < FIRST:
+        return ""
+    return f"{word[:FIRST]}*"
 
 
 def parse(question: str) -> Question:

@@ -89,7 +89,9 @@ class WritableIndex(Index):
         """Add a document of a file."""
         values = document.number, document.title, hash_of_document(document)
         owner = self._add("documents(file, number, title, hash)", file, *values)
-        title = document.title if document.is_named else ""
+        title = ""
+        if document.is_named:
+            title = document.title
         self._added += len(passages)
         for passage in passages:
             pages = pages_of(document, passage)
@@ -119,7 +121,9 @@ class WritableIndex(Index):
         """Add the vectors of the texts of passages."""
         values = np.rint(SCALE * vectors.texts).astype(np.int16)
         axes = self.axes
-        tokens = [None if axes is None else late.packed(text, axes) for text in vectors.tokens]
+        tokens: list[bytes | None] = [None] * len(vectors.tokens)
+        if axes is not None:
+            tokens = [late.packed(text, axes) for text in vectors.tokens]
         rows = zip(map(bytes, values), tokens, numbers, strict=True)
         columns = "vectors(hash, value, tokens) SELECT hash, ?, ? FROM passages WHERE id = ?"
         self.table.executemany(f"INSERT OR REPLACE INTO {columns}", rows)

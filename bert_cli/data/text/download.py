@@ -47,7 +47,9 @@ def sample_dump() -> Path:
     """Return the sample that is part of the package, or of a checkout."""
     package = Path(__file__).parents[2]
     folders = (package / "_sample", package.parent / "data" / "sample")
-    dumps = [path for folder in folders for path in sorted(folder.glob("*.xml.bz2"))]
+    dumps: list[Path] = []
+    for folder in folders:
+        dumps += sorted(folder.glob("*.xml.bz2"))
     if not dumps:
         raise DataError(f"sample ({folders[0]})", "is missing", "install the package again")
     return dumps[0]
@@ -114,7 +116,9 @@ def _listed(client: "httpx2.Client", wiki: str, date: str) -> tuple[str, str]:
             return response.read().decode("utf-8", errors="replace")
 
     text = _retry(url, read)
-    day = r"\d{8}" if date == "latest" else date
+    day = date
+    if date == "latest":
+        day = r"\d{8}"
     pattern = rf"^([0-9a-f]{{40}}) [ *]({re.escape(wiki)}-{day}-{re.escape(KIND)})\s*$"
     match = re.search(pattern, text, re.MULTILINE)
     if match is None:
@@ -202,7 +206,9 @@ def _retry(url: str, attempt: Callable[[], Result], part: Path | None = None) ->
 
 
 def _size(path: Path | None) -> int:
-    return path.stat().st_size if path and path.exists() else 0
+    if not path or not path.exists():
+        return 0
+    return path.stat().st_size
 
 
 def _sha1(path: Path) -> str:

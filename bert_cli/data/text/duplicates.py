@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ def mark_duplicates(
     if with_near:
         new_signature()  # fails early where rensa is not installed
     settings = vars(reading) | {"near": with_near}
+    packages = ["rensa"] if with_near else []
     run_shards(
-        Step("deduplicate", out / FOLDER, settings, ["rensa"] if with_near else []),
+        Step("deduplicate", out / FOLDER, settings, packages),
         [replace(shard, output=Path(f"{shard.output}.hashes")) for shard in shards],
         partial(sign_documents, reading=reading, near=with_near),
         workers,
@@ -82,7 +84,9 @@ def sign_documents(
 ) -> Stats:
     """Write the hash of every document of a shard, and with `near` a file of signatures."""
     count = 0
-    signatures_path = output.with_suffix(".signatures") if near else Path("/dev/null")
+    signatures_path = Path("/dev/null")
+    if near:
+        signatures_path = output.with_suffix(".signatures")
     with open(output, "wb") as hashes, open(signatures_path, "wb") as signatures:
         for document in _documents(parts, reading, near):
             hashes.write(document.hash())
@@ -133,7 +137,9 @@ class _Document:
 
     def hash(self) -> bytes:
         """Return 16 bytes for the text."""
-        return self._hash.digest() if self._has_text else NO_TEXT
+        if not self._has_text:
+            return NO_TEXT
+        return self._hash.digest()
 
     def signature(self) -> bytes:
         """Return SIGNATURE_SIZE little-endian integers, or nothing without near-duplicates."""
@@ -191,7 +197,7 @@ def near_to_earlier(signatures: Signatures, exact: Bools, threshold: float) -> B
             shard = int(np.searchsorted(ends, document, side="right"))
             signature = np.array(signatures[shard][document - starts[shard]])
             groups = [(n, group) for n, group in enumerate(bands[document].tolist()) if group >= 0]
-            earlier = dict(pair for group in groups for pair in kept.get(group, ()))
+            earlier = dict(chain.from_iterable(kept.get(group, ()) for group in groups))
             if earlier:
                 compared = np.stack(list(earlier.values()))
                 near[document] = (compared == signature).mean(axis=1).max() >= threshold

@@ -40,7 +40,9 @@ def check_damage(counts: Stats, path: Path, out: Path, is_kept: bool) -> None:
 
 def bytes_written(path: Path, processes: int) -> int:
     """Return the estimated bytes of the text, and of the chunks that are on the disk at a time."""
-    size = path.stat().st_size * (PACKED_EXPANSION if compression_of(path) else 1.0)
+    size = float(path.stat().st_size)
+    if compression_of(path):
+        size *= PACKED_EXPANSION
     return round(TEXT_PER_BYTE * size + min(2 * processes * CHUNK_BYTES, size))
 
 
@@ -63,7 +65,9 @@ def shards_of(dump: Dump) -> Iterator[Shard]:
     for number, chunk in enumerate(chunks):
         output = output_name(number)
         arguments = {"name": output.as_posix(), "chunk": replace(chunk, pages=[])}
-        prepare = None if chunk.streams else partial(_write_pages, pages=chunk.pages)
+        prepare = None
+        if not chunk.streams:
+            prepare = partial(_write_pages, pages=chunk.pages)
         yield Shard((dump.path,), output, arguments, chunk.raw_bytes, prepare)
 
 
@@ -112,7 +116,9 @@ def extract_chunk(
     if lost:
         names = [title for page, title in titles if page in lost][:PAGES_NAMED]
         more = ", ..." if lost.total() > PAGES_NAMED else ""
-        cause = f"; the first cannot be converted: {failures[0]}" if failures else ""
+        cause = ""
+        if failures:
+            cause = f"; the first cannot be converted: {failures[0]}"
         notes.append(
             f"{lost.total()} of {len(titles)} pages are missing from the output ({', '.join(names)}{more}){cause}"
         )
@@ -124,7 +130,8 @@ def extract_chunk(
     notes += [f"left out {n} pages whose model is {m}, not {WIKITEXT}" for m, n in models.items()]
     counts = {"pages_given": len(titles), "pages_lost": lost.total(), "pages_without_text": empty}
     counts |= {"redirects": chunk.redirects, "pages_of_other_namespaces": chunk.other_namespaces}
-    counts |= {"pages_of_other_models": models.total()} if models else {}
+    if models:
+        counts |= {"pages_of_other_models": models.total()}
     prefixed = tuple(f"{name}: {note}" for note in notes)
     return Stats(documents.total(), bytes_in=chunk.xml_bytes, extra=counts, notes=prefixed)
 
@@ -141,9 +148,12 @@ def _documents(pages: Sequence[bytes], site: Site, failures: list[str]) -> Itera
 def _identity(page: bytes) -> tuple[int, str]:
     """Return the id of a page, and its id and title for a message."""
     match = PAGE_ID.search(page)
-    number = int(match[1]) if match else -1
+    number = -1
+    if match:
+        number = int(match[1])
     title = TITLE.search(page)
-    return number, f"{number} {title[1].decode(errors='replace') if title else ''!r}"
+    name = title[1].decode(errors="replace") if title else ""
+    return number, f"{number} {name!r}"
 
 
 def _count_documents(output: Path) -> tuple[Counter[int], int]:
@@ -152,7 +162,8 @@ def _count_documents(output: Path) -> tuple[Counter[int], int]:
     empty = lines = 0
     with open(output, "rb") as file:
         for line in file:
-            if match := DOC.match(line):
+            match = DOC.match(line)
+            if match:
                 documents[int(match[1] or -1)] += 1
                 lines = 0
             elif line.startswith(b"</doc>"):

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 
 from bert_cli.data.io import files
@@ -33,7 +34,8 @@ WITHOUT_RULES = "it splits at the punctuation of every script, with the abbrevia
 
 # Abbreviations by language; the file names their sources and license.
 LISTS = json.loads(Path(__file__).with_name("abbreviations.json").read_text(encoding="utf-8"))
-BEFORE = ["", *"([«„“\"'’و", *(f"{letter}{mark}" for letter in "dlDL" for mark in "'’")]  # l'art.
+BEFORE = ["", *"([«„“\"'’و"]
+BEFORE += [letter + mark for letter, mark in product("dlDL", "'’")]  # l'art.
 NUMBER = re.compile(
     r"[(\[<>≤≥≈~+−±§№$€£-]*(\d|[IVX]{2,}\b|[VX]\b|[A-Z](\.( No\.)? ?)?\d)"
 )  # 5, (3), IV, A.1
@@ -52,7 +54,9 @@ def plan_outputs(
     text_00000.txt, ...: ranges of large files, and small files together.
     """
     # Shards are the unit of restarts and of processes, so large files are cut and small ones joined.
-    ranges = [piece for part in parts for piece in files.split_part(part, SHARD_BYTES, reading)]
+    ranges: list[files.Part] = []
+    for part in parts:
+        ranges += files.split_part(part, SHARD_BYTES, reading)
     if len(ranges) == len(parts) and all(part.format == "wikiextractor" for part in parts):
         root = find_root(source)
         return [(Path(f"{part.path.relative_to(root)}.txt"), [part]) for part in parts]
@@ -86,13 +90,16 @@ def split_shard(
             if kind != "body":
                 outside[path] += kind == "outside"
                 continue
-            for sentence in split(line) if is_kept else ():
+            if not is_kept:
+                continue
+            for sentence in split(line):
                 text = " ".join(sentence.split())  # U+2028 and others would end the line
                 if NO_WORD.fullmatch(text):
                     without_words += bool(text)
                     continue
                 if is_first:
-                    file.write("\n" if documents else "")
+                    if documents:  # a blank line between documents
+                        file.write("\n")
                     documents += 1
                     is_first = False
                 file.write(text + "\n")
@@ -118,7 +125,9 @@ def _all_lines(
     for part in parts:
         is_document = part.format in files.DOCUMENTS
         for kind, line in marked_lines(part, reading):
-            yield part.path, kind, HEADING.sub("", line) if is_document else line
+            if is_document:
+                line = HEADING.sub("", line)
+            yield part.path, kind, line
 
 
 def language_code(language: str) -> str:
@@ -135,7 +144,9 @@ def language_of(text: str) -> str | None:
     import py3langid  # loads its model in a second
 
     code: str = py3langid.classify(text[:LANGUAGE_CHARACTERS])[0]
-    return None if code == NO_LANGUAGE else code
+    if code != NO_LANGUAGE:
+        return code
+    return None
 
 
 def check_splitter(name: str, language: str) -> list[str]:
@@ -151,7 +162,9 @@ def check_splitter(name: str, language: str) -> list[str]:
 def splitter_of(name: str, language: str) -> Split:
     """Return `load_splitter` less its cuts after abbreviations."""
     split = load_splitter(name, language)
-    return split if name == "lines" else keep_abbreviations(split, _base_code(language))
+    if name == "lines":
+        return split
+    return keep_abbreviations(split, _base_code(language))
 
 
 @lru_cache(maxsize=2)
@@ -184,7 +197,20 @@ def load_splitter(name: str, language: str) -> Split:
     pattern = ENDS.get(_base_code(language))
     if pattern is None:
         return segment
-    return lambda text: [part for whole in segment(text) for part in re.split(pattern, whole)]
+
+    def split_at_ends(text: str) -> list[str]:
+        pieces: list[str] = []
+        for whole in segment(text):
+            pieces += re.split(pattern, whole)
+        return pieces
+
+    return split_at_ends
+
+
+def _spellings(words: str) -> set[str]:
+    """Return abbreviations as texts have them: also with a capital, and after an opening mark or an article."""
+    spelled = f"{words} {words.title()}".split()
+    return set(map("".join, product(BEFORE, spelled)))
 
 
 @lru_cache(maxsize=2)  # for all shards
@@ -194,10 +220,8 @@ def keep_abbreviations(split: Split, language: str) -> Split:
     Those of `never_last`, such as titles, end none, except after a number ("500 Ft. Molnár"); the `others` end none
     before a number and before a word without a capital. A language without a list stays as it is.
     """
-    never_last, others = (
-        {mark + word for word in f"{words} {words.title()}".split() for mark in BEFORE}
-        for words in LISTS["languages"].get(language, {"never_last": "", "others": ""}).values()
-    )
+    words_of = LISTS["languages"].get(language, {"never_last": "", "others": ""})
+    never_last, others = map(_spellings, words_of.values())
     listed = never_last | others
 
     def ends_sentence(text: str, following: str) -> bool:
@@ -217,7 +241,12 @@ def keep_abbreviations(split: Split, language: str) -> Split:
             if ends_sentence(joined[-1], piece):
                 joined.append(piece)
             else:
-                joined[-1] += piece if joined[-1] + piece in text else f" {piece}"
+                if joined[-1] + piece in text:
+                    joined[-1] += piece
+                else:
+                    joined[-1] += f" {piece}"
         return joined
 
-    return join if listed else split
+    if listed:
+        return join
+    return split

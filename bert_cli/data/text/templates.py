@@ -66,7 +66,9 @@ def read_rules(path: Path) -> dict[str, str]:
     remedy = 'write {"name of a template": "text with {1}", ...}'
     rules = read_json(path, JSONObject, ConfigError, remedy)
     for name, rule in rules.items():
-        problem = "" if isinstance(rule, str) else "is not a text"
+        problem = "is not a text"
+        if isinstance(rule, str):
+            problem = ""
         if not problem and re.search(r"[{}]", ARGUMENT.sub("", rule)):
             problem = "has a brace without its partner"
         if problem:
@@ -86,14 +88,20 @@ def find_rule(inner: str, rules: Rules) -> tuple[str | Function, str, list[str],
     """
     head, bar, rest = inner.partition("|")
     function, colon, first = head.partition(":")
-    called = rules.get(f"{_normal(function)}:") if colon else None
+    called = None
+    if colon:
+        called = rules.get(f"{_normal(function)}:")
     if called is not None:
-        return called, function, [first, *(rest.split("|") if bar else [])], True
+        arguments = [first]
+        if bar:
+            arguments += rest.split("|")
+        return called, function, arguments, True
     name = _normal(head)
     rule = rules.get(name)
     if rule is None and name.startswith(tuple(PREFIXES)):
         rule = next(rule for prefix, rule in PREFIXES.items() if name.startswith(prefix))
-    return rule or "", head, rest.split("|") if rule and rest.strip("|") else [], False
+    arguments = rest.split("|") if rule and rest.strip("|") else []
+    return rule or "", head, arguments, False
 
 
 def fill(rule: str | Function, head: str, arguments: list[str], *, has_names: bool = True) -> str:
@@ -107,9 +115,11 @@ def fill(rule: str | Function, head: str, arguments: list[str], *, has_names: bo
     without_name = 0
     for argument in arguments:
         match = NAMED.match(argument) if has_names else None
-        without_name += match is None
-        name = match[1] if match else str(without_name)
-        fields[name] = argument[match.end() if match else 0 :].strip()
+        if match:
+            fields[match[1]] = argument[match.end() :].strip()
+        else:
+            without_name += 1
+            fields[str(without_name)] = argument.strip()
     values = [fields[name] for name in takewhile(fields.__contains__, map(str, count(1)))]
     if not isinstance(rule, str):
         return rule(head.strip(), values, fields)
@@ -123,7 +133,10 @@ def fill(rule: str | Function, head: str, arguments: list[str], *, has_names: bo
 
 def _quantity(_: str, values: list[str], __: Mapping[str, str]) -> str:
     match = QUANTITY.match("|".join(values))
-    words = match[0].split("|") if match else values[:1]
+    if match:
+        words = match[0].split("|")
+    else:
+        words = values[:1]
     return " ".join(UNITS.get(word, word) for word in words).replace(" - ", "–")
 
 
@@ -131,7 +144,10 @@ def _as_of(name: str, values: list[str], by_name: Mapping[str, str]) -> str:
     year, month, day = (*values, "", "", "")[:3]
     if month.isdecimal() and 1 <= int(month) <= 12:
         month = MONTHS.split("|")[int(month) - 1]
-    name = name.lower() if "lc" in by_name else name[:1].upper() + name[1:]
+    if "lc" in by_name:
+        name = name.lower()
+    else:
+        name = name[:1].upper() + name[1:]
     return " ".join(filter(None, (name, day, month, year)))
 
 
@@ -144,9 +160,20 @@ def _century(_: str, values: list[str], __: Mapping[str, str]) -> str:
 def _value(_: str, values: list[str], by_name: Mapping[str, str]) -> str:
     """Return a number with its power of ten and its unit, each of which may be absent."""
     number = values[0] if values else ""
-    power = f"×10<sup>{by_name['e']}</sup>" if by_name.get("e") else ""
+    power = ""
+    if by_name.get("e"):
+        power = f"×10<sup>{by_name['e']}</sup>"
     unit = by_name.get("u") or by_name.get("ul") or ""
-    return f"{number}{power if number else power[1:]} {unit}".strip()
+    if not number:
+        power = power.removeprefix("×")
+    return f"{number}{power} {unit}".strip()
+
+
+def _french_date(_: str, values: list[str], __: Mapping[str, str]) -> str:
+    """Return a date of three arguments, 1|mars|2010, or of one, 1 mars 2010, which a subject may follow."""
+    has_day = "".join(values[:1]).isdecimal()
+    arguments = 3 if has_day else 1
+    return " ".join(values[:arguments])
 
 
 FUNCTIONS: dict[str, Function] = {
@@ -155,10 +182,7 @@ FUNCTIONS: dict[str, Function] = {
     "frac|fraction|sfrac|bruch": lambda _, values, __: " ".join(
         [*values[:-2], "/".join(["1", *values][-2:])]
     ),
-    # 1|mars|2010, or 1 mars 2010 and a subject
-    "fr:date|fr:date-|date de naissance|date de décès": lambda _, values, __: " ".join(
-        values[: 3 if "".join(values[:1]).isdecimal() else 1]
-    ),
+    "fr:date|fr:date-|date de naissance|date de décès": _french_date,
     "siglo": _century,
     # a power of ten, or the French ending of an ordinal
     "e": lambda name, values, _: f"×10<sup>{values[0]}</sup>" if values else name,

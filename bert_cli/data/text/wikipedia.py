@@ -46,7 +46,9 @@ def find_dump(path: Path) -> Path:
         dumps = [file for file in files if INDEX not in file.name]
         if len(dumps) != 1:
             names = ", ".join(dump.name for dump in dumps[:4])
-            problem = f"holds {len(dumps)} dumps ({names})" if dumps else "holds no dump"
+            problem = "holds no dump"
+            if dumps:
+                problem = f"holds {len(dumps)} dumps ({names})"
             raise DataError(f"dump ({path})", problem, "use one file")
         return dumps[0]
     if not path.is_file():
@@ -86,7 +88,10 @@ class Dump:
         self._start, self._stop = streams or (0, path.stat().st_size)
         self._blocks = self._utf8(self._unpacked())
         self._is_range = streams is not None
-        self.header, self._rest = (header, b"") if streams else self._read_header()
+        self.header = header
+        self._rest = b""
+        if not streams:
+            self.header, self._rest = self._read_header()
         self._prefixes = set(map(_normal, NAMESPACE_NAME.findall(self.header)))
 
     def chunks(self, size: int) -> Iterator[Chunk]:
@@ -95,16 +100,20 @@ class Dump:
         raw = 0
         for page in self.pages():
             head = page[: page.find(b"<revision")]
-            if match := NAMESPACE.search(head):
+            match = NAMESPACE.search(head)
+            if match:
                 in_namespace = match[1] == b"0"
             else:  # old dumps lack <ns>
                 title = TITLE.search(head)
-                prefix, colon, _ = (title[1] if title else b"").partition(b":")
+                name = title[1] if title else b""
+                prefix, colon, _ = name.partition(b":")
                 in_namespace = not colon or _normal(prefix) not in self._prefixes
             text = page.find(b"<text", len(head))
             is_redirect = b"<redirect" in head or REDIRECT.match(page, text)
             match = MODEL.search(page, len(head))
-            model = match[1].decode(errors="replace") if match else WIKITEXT
+            model = WIKITEXT
+            if match:
+                model = match[1].decode(errors="replace")
             is_article = in_namespace and not is_redirect and model == WIKITEXT
             # Only an article starts a new chunk, so other pages at the end count with the last one.
             if is_article and chunk.article_bytes >= size:
@@ -141,8 +150,10 @@ class Dump:
         if not block.lstrip().startswith(b"<page>"):
             return []  # as pbzip2 writes them, which may begin within a page
         starts = [0]
-        while (start := self._next_stream(starts[-1] + size)) is not None:
+        start = self._next_stream(size)
+        while start is not None:
             starts.append(start)
+            start = self._next_stream(start + size)
         ranges = itertools.pairwise([*starts, self._stop])
         return [Chunk(raw_bytes=stop - start, streams=(start, stop)) for start, stop in ranges]
 
@@ -194,7 +205,9 @@ class Dump:
         rest = text[begin:]
         if b"</siteinfo>" not in header:
             match = LANGUAGE.search(header)
-            language = match[1].decode() if match else "en"
+            language = "en"
+            if match:
+                language = match[1].decode()
             header = _default_header(language)
             self.notes.append(
                 f"{self.path.name} has no <siteinfo>: taken as {language}.wikipedia.org "
@@ -219,7 +232,9 @@ class Dump:
                 if following:
                     lost = f"between byte {error.frame:,} and byte {following:,}"
                 self.notes.append(f"{self.path.name} {DAMAGED} ({error}): pages {lost} are missing")
-                start = following if following and following < self._stop else None
+                start = None
+                if following and following < self._stop:
+                    start = following
             yield b""
 
     def _next_stream(self, start: int, end: int = sys.maxsize) -> int | None:
@@ -227,12 +242,16 @@ class Dump:
         with open(self.path, "rb") as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         match = STREAM.search(data, start, end)
-        return match.start() if match else None
+        if not match:
+            return None
+        return match.start()
 
     def _utf8(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         first = b""
-        while len(first) < 3 and (block := next(blocks, None)) is not None:
+        for block in blocks:
             first += block
+            if len(first) >= 3:
+                break
         if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             self.is_utf16 = True
             decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
@@ -253,7 +272,9 @@ def _with_newest_revision(page: bytes) -> bytes:
 
     def saved(revision: re.Match[bytes]) -> bytes:
         time = TIMESTAMP.search(revision[0])
-        return time[1] if time else b""
+        if time:
+            return time[1]
+        return b""
 
     newest = max(reversed(revisions), key=saved)
     return page[: revisions[0].start()] + newest[0] + page[revisions[-1].end() :]

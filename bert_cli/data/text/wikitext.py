@@ -131,7 +131,9 @@ def site_of(header: bytes, templates: Mapping[str, str] | None = None) -> Site:
     link = rf"\[\[(?!{hidden})(?:[^\[\]{{}}\n]*\|)?:?([^\[\]{{}}|\n]*)\]\]"
     page_link = re.compile(rf"\[\[:\s*+(?i:{spaces})\s*+:[^\[\]|\n]*\]\]")
     base = BASE.search(header)
-    url = base[1].decode(errors="replace") if base else ""
+    url = ""
+    if base:
+        url = base[1].decode(errors="replace")
     language = url.rpartition("//")[2].partition(".")[0]
     rules = rules_of(language, templates or {})
     return Site(url, re.compile(link), re.compile(hidden), page_link, rules)
@@ -142,7 +144,8 @@ def document(page: bytes, site: Site) -> bytes:
     number = PAGE_ID.search(page)
     title = TITLE.search(page)
     match = PAGE_TEXT.search(page)
-    text = ((match[1] if match else None) or b"").decode(errors="replace")
+    content = match[1] if match else None
+    text = (content or b"").decode(errors="replace")
     lines = "\n".join(to_lines(unescape(text, {"&quot;": '"'}), site))
     body = html.escape(lines, quote=False).encode(errors="replace")
     key = number[1] if number else b""
@@ -161,17 +164,24 @@ def to_lines(wikitext: str, site: Site) -> list[str]:
     text = site.link.sub(GROUP, text)  # before the templates, whose arguments bars separate
     text = _replace_nested(text, BRACES, partial(_template, rules=site.rules))
     text = HTML_TABLE.sub(lambda tag: "\n|}\n" if tag[1] else "\n{|\n", text)
-    text = _replace_nested(
-        "\n" + text, TABLES, lambda table: f"\n{table}\n" if _is_text(table) else "\n"
-    )
+    text = _replace_nested("\n" + text, TABLES, _table)
     text = site.link.sub(GROUP, text)
     text = _replace_nested(text, BRACKETS, partial(_link, hidden=site.hidden))
-    text = SCRIPT.sub(_script, EXTERNAL.sub(GROUP, text))
-    text = TAG.sub("", BLOCK.sub("\n\n", ITEM.sub("\n* ", BREAK.sub(" ", text))))
-    text = LONE_TAG.sub("", _replace_repeatedly(text, EXTENSION, _extension))
-    text = QUOTES.sub(lambda run: "'" if len(run[0]) == 4 else "", ELISION.sub("&#39;", text))
+    text = EXTERNAL.sub(GROUP, text)
+    text = SCRIPT.sub(_script, text)
+    text = BREAK.sub(" ", text)
+    text = ITEM.sub("\n* ", text)
+    text = BLOCK.sub("\n\n", text)
+    text = TAG.sub("", text)
+    text = _replace_repeatedly(text, EXTENSION, _extension)
+    text = LONE_TAG.sub("", text)
+    text = ELISION.sub("&#39;", text)
+    text = QUOTES.sub(lambda run: "'" if len(run[0]) == 4 else "", text)
     text = MAGIC_WORD.sub("", text)
-    for pattern, replacement in (TIDY_WIDE | TIDY if "（" in text else TIDY).items():
+    tidy = TIDY
+    if "（" in text:
+        tidy = TIDY_WIDE | TIDY
+    for pattern, replacement in tidy.items():
         text = pattern.sub(replacement, text)
     return _lines(text)
 
@@ -190,7 +200,9 @@ def _lines(text: str) -> list[str]:
 
     for raw in text.split("\n"):
         line = raw.strip()
-        heading = HEADING.match(line) if line[:1] == "=" else None
+        heading = None
+        if line[:1] == "=":
+            heading = HEADING.match(line)
         if line and heading is None and not line.startswith(LINE_STARTS):
             paragraph.append(line)
             continue
@@ -204,7 +216,9 @@ def _lines(text: str) -> list[str]:
                 headings.pop()
             title = " ".join(html.unescape(heading[2]).split())
             if title:
-                headings.append((level, title if title[-1] in ".!?" else title + "."))
+                if title[-1] not in ".!?":
+                    title += "."
+                headings.append((level, title))
         elif line[:1] in ITEM_MARKS:
             add(line.lstrip("*#:; "))
     add(" ".join(paragraph))
@@ -238,7 +252,9 @@ def _end_of(kind: str) -> re.Pattern[str]:
     if kind == "!--":
         return re.compile("(?P<end>-->)")
     begin = rf"<{kind}(?=[\s/>])[^<>]*+(?<!/)>"  # of the next element: elements of a kind are not nested
-    between = PARAGRAPH.pattern if kind in INLINE.split("|") else HEADING_LINE
+    between = HEADING_LINE
+    if kind in INLINE.split("|"):
+        between = PARAGRAPH.pattern
     return re.compile(rf"(?P<end></{kind}\s*>)|{begin}|{between}", re.IGNORECASE)
 
 
@@ -249,6 +265,13 @@ def _is_text(inner: str) -> bool:
     """Return whether paragraphs begin in an apparent table or box, so that its closing mark must be missing."""
     last_row = max(inner.rfind(mark) for mark in ("\n|", "\n |", "\n!"))
     return bool(LONG_PARAGRAPH.search(inner) or PARAGRAPH.search(inner, max(0, last_row)))
+
+
+def _table(inner: str) -> str:
+    """Return paragraphs that an apparent table holds; the text of a true one is left out."""
+    if _is_text(inner):
+        return f"\n{inner}\n"
+    return "\n"
 
 
 def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], str]) -> str:
@@ -268,7 +291,8 @@ def _replace_nested(text: str, marks: re.Pattern[str], convert: Callable[[str], 
         while count >= 2 and opened:
             run = opened[-1]
             # Three braces are a parameter of a template.
-            used = min(count, run[1], 3 if mark[0] == "}" else 2)
+            limit = 3 if mark[0] == "}" else 2
+            used = min(count, run[1], limit)
             if len(opened) <= DEPTH:
                 inner = "".join(pieces[run[0] :])
                 pieces[run[0] :] = [convert(inner)]
@@ -294,10 +318,15 @@ def _extension(tag: re.Match[str]) -> str:
     """Return the prose in an element that this module does not know; tabs become paragraphs without their titles."""
     inner = tag[2]
     is_tabs = "|-|" in inner or tag[1].lower() == "tabber"
-    prose = TAB_TITLE.sub("\n\n", inner) if is_tabs else PARAMETER.sub("", inner)
+    if is_tabs:
+        prose = TAB_TITLE.sub("\n\n", inner)
+    else:
+        prose = PARAMETER.sub("", inner)
     if not PLAIN_WORD.search(prose):
         return ""
-    return f"\n\n{prose}\n\n" if "\n" in prose else prose
+    if "\n" in prose:
+        return f"\n\n{prose}\n\n"
+    return prose
 
 
 def _variant(conversion: re.Match[str]) -> str:
@@ -309,22 +338,29 @@ def _variant(conversion: re.Match[str]) -> str:
     if {"H", "T", "-"} & set(re.split(r"[\s;]+", flags)):
         return ""
     variants = VARIANT.split(text)
-    return variants[1].strip() if variants[1:] and not variants[0].strip() else text
+    if variants[1:] and not variants[0].strip():
+        return variants[1].strip()
+    return text
 
 
 def _script(tag: re.Match[str]) -> str:
     """Return digits and signs as raised or lowered characters."""
-    return tag[2].replace("&minus;", "−").translate(RAISED if tag[1].lower() == "sup" else LOWERED)
+    characters = RAISED if tag[1].lower() == "sup" else LOWERED
+    return tag[2].replace("&minus;", "−").translate(characters)
 
 
 def _link(inner: str, hidden: re.Pattern[str]) -> str:
     if hidden.match(inner + "]"):
-        return inner if PARAGRAPH.search(inner) else ""
+        if PARAGRAPH.search(inner):
+            return inner
+        return ""
     if "\n" not in inner:
         return inner.removesuffix("|").rpartition("|")[2]
     # A link ends with its line, but a label may be broken into lines; then only the target is dropped.
     target, _, label = inner.partition("|")
-    return inner if "\n" in target or PARAGRAPH.search(label) else label
+    if "\n" in target or PARAGRAPH.search(label):
+        return inner
+    return label
 
 
 def _template(inner: str, rules: Rules) -> str:
@@ -333,6 +369,16 @@ def _template(inner: str, rules: Rules) -> str:
     if "\n" in inner and rule != QUOTE:
         head, _, rest = inner.partition("|")
         is_box = head.endswith("\n")  # each argument on its line
-        if _is_text(inner) if is_box else PARAGRAPH.search(inner):
-            return rest if "\n" not in head else inner[len(head.rstrip()) :] if is_box else inner
-    return fill(rule, name, arguments, has_names=not is_function) if rule else ""
+        if is_box:
+            has_paragraph = _is_text(inner)
+        else:
+            has_paragraph = PARAGRAPH.search(inner) is not None
+        if has_paragraph:
+            if "\n" not in head:
+                return rest
+            if is_box:
+                return inner[len(head.rstrip()) :]
+            return inner
+    if not rule:
+        return ""
+    return fill(rule, name, arguments, has_names=not is_function)

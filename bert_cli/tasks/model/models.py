@@ -6,7 +6,7 @@ unpickled.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -139,7 +139,9 @@ class Source:
     @property
     def exported(self) -> Path | None:
         """Return the file of an export for another runtime, if there is one instead of weights."""
-        files = () if self.weights.is_file() else map(self.folder.joinpath, EXPORTS)
+        files: Iterable[Path] = ()
+        if not self.weights.is_file():
+            files = map(self.folder.joinpath, EXPORTS)
         return next(filter(Path.is_file, files), None)
 
     def read_weights(self) -> Tensors:
@@ -148,7 +150,8 @@ class Source:
 
     def tensors(self) -> Tensors:
         """Return all weights by Hugging Face's names. Raises CheckpointError if they cannot be read."""
-        if path := self.exported:
+        path = self.exported
+        if path:
             problem = "is an export, which only its runtime can run, and for its task alone"
             raise CheckpointError(str(path), problem, "use the model that it was exported from")
         verify_checkpoint(self.folder, but=(checkpoint.OPTIMIZER,))
@@ -238,7 +241,8 @@ def load_weights(
     tensors, left_out = hf.fitting(source.tensors(), needed, config)
     values, new = hf.from_hf(tensors, shapes, config, where=str(source.weights))
     for name, value in scaling.folded(values, table or {}, -1).items():
-        if fault := checkpoint.find_fault(value):  # such as integers
+        fault = checkpoint.find_fault(value)  # such as integers
+        if fault:
             raise CheckpointError(f"{source.weights}: {name}", fault, "use another checkpoint")
         weights[name].assign(value)
     return new, left_out
@@ -313,13 +317,18 @@ def find_folder(name: str, flag: str) -> Path:
     if (path / "config.json").is_file():
         return path
     run = Folder(path)
-    if newest := run.newest:
+    newest = run.newest
+    if newest:
         return run.best_checkpoint or newest.path
     _refuse_keras(path)
     if path.is_dir():
         runs = [str(run) for run in sorted(path.glob("*/")) if complete_checkpoints(run)]
-        problem = "is a folder of runs" if runs else "has neither a checkpoint nor a model"
-        remedy = f"name one of them, such as {runs[0]}" if runs else MODEL_FILES
+        problem = "has neither a checkpoint nor a model"
+        remedy = MODEL_FILES
+        if runs:
+            problem = "is a folder of runs"
+            remedy = f"name one of them, such as {runs[0]}"
+
         begun = any((path / name).is_file() for name in (checkpoint.METRICS, checkpoint.SETTINGS))
         if begun and not runs:
             problem = "the run has saved no checkpoint yet"
@@ -331,7 +340,9 @@ def find_folder(name: str, flag: str) -> Path:
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     if path.exists() or is_path or (name.count("/") == 1 and path.parent.is_dir()):
         near = nearest(path.name, [folder.name for folder in path.parent.glob("*/")])
-        hint = f"did you mean {str(path.with_name(near))!r}?" if near else "check the path"
+        hint = "check the path"
+        if near:
+            hint = f"did you mean {str(path.with_name(near))!r}?"
         raise CheckpointError(where, "no such folder", hint)
     return _download(name, where)
 
@@ -340,7 +351,9 @@ def find_tokenizer(name: str) -> Path:
     """Return the folder of a tokenizer for a path of a vocabulary or a model, or a name on the hub."""
     path = Path(name)
     is_file = path.name in (VOCAB_FILE, TOKENIZER_FILE) and path.is_file()
-    folder = path.parent if is_file else path
+    folder = path
+    if is_file:
+        folder = path.parent
     if not has_tokenizer(folder):
         folder = find_folder(name, "--tokenizer-path")
     verify_checkpoint(folder, but=LARGE_FILES)
@@ -383,7 +396,9 @@ def _download(name: str, where: str) -> Path:
 
 
 def _refuse_keras(path: Path) -> None:
-    files = [file for pattern in KERAS for file in sorted(path.glob(pattern))]
+    files: list[Path] = []
+    for pattern in KERAS:
+        files += sorted(path.glob(pattern))
     if path.is_file() and any(map(path.match, KERAS)):
         files = [path]
     if files:

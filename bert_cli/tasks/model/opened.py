@@ -15,6 +15,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -81,8 +82,10 @@ class OpenedModel:
     def architecture(self) -> str:
         """Return transformers' class for the weights in the file."""
         architecture = self.source.architecture
+        if self.head is None:
+            return architecture
         prefix = ARCHITECTURES[self.source.config.architecture].hf_prefix
-        classes = [prefix + name for name in self.head.hf_classes] if self.head else []
+        classes = [prefix + name for name in self.head.hf_classes]
         if len(classes) > 1 and architecture == classes[0]:
             return classes[bool(self.new)]
         return architecture
@@ -128,7 +131,8 @@ def task_of(source: models.Source, requested: str | None) -> str:
     head = head_of(source)
     if head is None:
         where = f"{source.where} (architecture {source.architecture})"
-        classes = dict.fromkeys(name for head in heads() for name in head.hf_classes)
+        names = chain.from_iterable(head.hf_classes for head in heads())
+        classes = dict.fromkeys(names)
         raise ConfigError(where, "is not supported", f"use one of {', '.join(classes)}")
     known = head.task
     is_for_any = requested not in [head.task for head in heads() if head.needs]
@@ -147,7 +151,9 @@ def head_of(source: models.Source) -> Head | None:
 def head_for(source: models.Source, task: str) -> Head | None:
     """Return the model's head if the task reads it, None for a task that reads the encoder's output."""
     head = head_of(source)
-    return head if head and head.needs and head.task == task else None
+    if head and head.needs and head.task == task:
+        return head
+    return None
 
 
 def write_model_files(source: models.Source, architecture: str, folder: Path) -> None:
@@ -172,7 +178,9 @@ def write_model_files(source: models.Source, architecture: str, folder: Path) ->
 def labels_of(source: models.Source) -> int:
     """Return the number of outputs of a classifier: two if the config has no number, as in transformers."""
     labels = source.described.get("id2label")
-    return len(labels) if labels else int(source.described.get("num_labels") or 2)
+    if labels:
+        return len(labels)
+    return int(source.described.get("num_labels") or 2)
 
 
 def open_model(
@@ -198,18 +206,20 @@ def open_model(
         where = f"{source.where} (id2label {source.described.get('id2label')})"
         raise ConfigError(where, "names one label, which every word has", "use another model")
     last_blocks = head.last_blocks if head else without_head
+    operations = LibraryOperations() if uses_library else PLAIN
     blocks = build_blocks(
         source.config,
         seed=None,  # the file has all weights that are read
         policy=precision,
         last_blocks=last_blocks,
-        operations=LibraryOperations() if uses_library else PLAIN,
+        operations=operations,
         outputs=Outputs(labels_of(source)),
     )
     if uses_library:
         keep_freed_memory()
     new, _ = models.load_weights(source, named_weights(blocks))
-    if lacking := [part for part in (head.needs if head else ()) if part in new]:
+    lacking = [part for part in head.needs if part in new] if head else []
+    if lacking:
         problem = f"has no {' and no '.join(lacking)} of the right shape, so it cannot do {task}"
         where = f"{source.folder} ({source.architecture})"
         raise ConfigError(where, problem, "use a model that was trained for the task")
@@ -364,12 +374,16 @@ class Predictor:
         total = before.total or examples
         inputs = before.inputs or examples
         size = self.settings.batch_size
-        shape = (min(size, examples), self.max_seq_length) if self.model.is_compiled else None
+        shape = None
+        if self.model.is_compiled:
+            shape = (min(size, examples), self.max_seq_length)
 
         def predict(batch: Columns) -> Sequence[Any]:
             columns = {**batch, **self.more_columns(batch["input_ids"])}
             results = self.traced({name: columns[name] for name in self.COLUMNS})
-            return results if isinstance(results, tuple | list) else [results]
+            if isinstance(results, tuple | list):
+                return results
+            return [results]
 
         read = 0
         batches = by_length(features, size)
@@ -393,8 +407,10 @@ class Predictor:
     def of_texts(self, inputs: Sequence[Input]) -> tuple[Floats32, Bools]:
         """Return the outputs [n, ...] of texts or pairs, and a mask [n] of truncated inputs."""
         features, is_cut = self.encoded(inputs)
-        owner = range(len(inputs)) if features.owner is None else features.owner
-        outputs = self.of_examples(features, [inputs[n].where for n in owner])
+        where = [item.where for item in inputs]
+        if features.owner is not None:  # several windows of a long text
+            where = [where[number] for number in features.owner]
+        outputs = self.of_examples(features, where)
         return features.by_text(outputs), is_cut
 
     def encoded(self, inputs: Sequence[Input]) -> tuple[Features, Bools]:
@@ -418,7 +434,8 @@ class Predictor:
 
 def row_of(item: Input, answer: Row, is_cut: bool) -> Row:
     """Return the row of an input: its columns, and its answer."""
-    answer = {**answer, **({TRUNCATED: True} if is_cut else {})}
+    if is_cut:
+        answer = {**answer, TRUNCATED: True}
     return {**item.shown, **{name_beside(name, item.taken): of for name, of in answer.items()}}
 
 

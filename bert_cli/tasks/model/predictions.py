@@ -106,7 +106,8 @@ class TextClassification(Predictor):
     def empty_answer(self) -> Row:
         """Return an answer without a label."""
         if self.model.label_names is None:
-            return {"score" if labels_of(self.model.source) == 1 else "scores": None}
+            column = "score" if labels_of(self.model.source) == 1 else "scores"
+            return {column: None}
         if self.model.source.has_several_labels:
             return {"labels": [], "probabilities": {}}
         return {"label": None, "probability": None, "probabilities": {}}
@@ -117,7 +118,10 @@ class TextClassification(Predictor):
         several = self.model.source.has_several_labels
         logits, is_cut = self.of_texts(inputs)
         answers = self.model.decision.answers(logits, several=several)
-        probabilities = expit(logits) if several else softmax(logits, -1)
+        if several:
+            probabilities = expit(logits)
+        else:
+            probabilities = softmax(logits, -1)
         rows = []
         columns = zip(inputs, logits, probabilities, answers, is_cut, strict=True)
         for item, scores, values, answer, cut in columns:
@@ -125,7 +129,9 @@ class TextClassification(Predictor):
             if names is not None:
                 best = int(np.argmax(values))
                 is_sure = values[best] >= (self.settings.none_below or 0.0)
-                label = names[best] if is_sure else NONE
+                label = NONE
+                if is_sure:
+                    label = names[best]
                 row = {"label": label, "probability": exact(values[best])}
                 if several:
                     row = {"labels": [names[k] for k in np.flatnonzero(answer)]}
@@ -157,7 +163,9 @@ class QuestionAnswering(Predictor):
     def threshold(self) -> float:
         """The threshold of no answer that the run chose, or 0."""
         chosen = squad_windows.read_null_threshold(self.model.source.folder.parent)
-        origin = "the default" if chosen is None else "chosen by `bert squad`"
+        origin = "the default"
+        if chosen is not None:
+            origin = "chosen by `bert squad`"
         print_error(f"null_score_diff_threshold {chosen or 0.0:.4f} ({origin})")
         return chosen or 0.0
 
@@ -207,7 +215,9 @@ class QuestionAnswering(Predictor):
             offsets = windows.offsets[pieces, 0].tolist()
             at = next((n for n in offsets if text and question.context[n:].startswith(text)), None)
             row: Row = {"answer": text, "probability": entry["probability"], "start": at}
-            row["end"] = None if at is None else at + len(text)
+            row["end"] = None
+            if at is not None:
+                row["end"] = at + len(text)
             is_cut = len(query.ids) > query_length
             rows.append(row_of(item, row, is_cut))
             begin = end
@@ -226,7 +236,9 @@ class TokenClassification(Predictor):
 
     def empty_answer(self) -> Row:
         """Return an answer without words."""
-        return {"words": []} | ({"entities": []} if self.model.has_bio_labels else {})
+        if self.model.has_bio_labels:
+            return {"words": [], "entities": []}
+        return {"words": []}
 
     def answer(self, inputs: Sequence[Input]) -> list[Row]:
         """Return a label for each word and, for BIO labels, the entities."""

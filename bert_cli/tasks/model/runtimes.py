@@ -78,7 +78,8 @@ def open_without_engine(
     source: models.Source, task: str, texts: int | None
 ) -> EnginelessModel | None:
     """Return what answers so many texts without an engine; None if nothing does, or an engine is worth its start."""
-    if (path := source.exported) and path.name == GRAPH and _is_for(source, task):
+    path = source.exported
+    if path and path.name == GRAPH and _is_for(source, task):
         import_extra("onnxruntime", "export", str(path))
         run = partial(_outputs, run_graph(path))
         return EnginelessModel(
@@ -90,7 +91,10 @@ def open_without_engine(
     if is_few:
         return open_numpy(source, task) or open_graph(source, task)
     has_engine = importlib.util.find_spec("tensorflow") is not None
-    return open_graph(source, task) or (None if has_engine else open_numpy(source, task))
+    opened = open_graph(source, task)
+    if opened or has_engine:
+        return opened
+    return open_numpy(source, task)
 
 
 # --- NumPy
@@ -115,7 +119,9 @@ class Bert:
         ):
             outputs = list(pool.map(self._answer, parts))
         joined = np.concatenate(outputs)
-        return (joined,) if self.head and self.head.fills_masks else joined
+        if self.head and self.head.fills_masks:
+            return (joined,)
+        return joined
 
     def _answer(self, columns: Columns) -> Floats32:
         hidden = self._encode(columns)
@@ -200,19 +206,22 @@ def open_numpy(source: models.Source, task: str) -> EnginelessModel | None:
     """Open a BERT; None for anything unusual, about which `open_model` knows more."""
     config = source.config
     head = head_for(source, task)
-    before = {*head.before} if head else set()
+    before = set(head.before) if head else set()
     if type(config) is not BertConfig or not before <= {GATHER.name, POOL.name}:
         return None
     tensors = source.tensors().items()
     weights = {n.removeprefix("bert."): np.asarray(v, np.float32) for n, v in tensors}
     needed = {"embeddings.LayerNorm.bias": config.hidden_size}
-    outputs = labels_of(source) if head and head.has_label_names else 2
+    outputs = 2
+    if head and head.has_label_names:
+        outputs = labels_of(source)
     if head and head.fills_masks:
         needed["cls.predictions.bias"] = config.vocab_size
         needed["cls.predictions.transform.LayerNorm.bias"] = config.hidden_size
     elif head:
         needed[f"{next(iter(head.hf_names.values()))}.bias"] = outputs
-        needed |= {"pooler.dense.bias": config.hidden_size} if POOL.name in head.before else {}
+        if POOL.name in head.before:
+            needed["pooler.dense.bias"] = config.hidden_size
     sizes = {name: value.size for name, value in weights.items() if "position_ids" not in name}
     encoder = sum(size for name, size in sizes.items() if name.startswith(ENCODER))
     # A weight that this class does not have means another model.
@@ -222,8 +231,10 @@ def open_numpy(source: models.Source, task: str) -> EnginelessModel | None:
         and all(name.startswith((*ENCODER, *HEADS)) for name in sizes)
         and not (head and head.is_per_position and outputs == 1)
     )
-    run = Bert(config, weights, head)
-    return EnginelessModel(source, (), (), head, "NumPy", run) if is_usual else None
+
+    if not is_usual:
+        return None
+    return EnginelessModel(source, (), (), head, "NumPy", Bert(config, weights, head))
 
 
 # --- ONNX

@@ -48,7 +48,8 @@ def read_weights(path: Path) -> Tensors:
     for name, value in tensors.items():
         # Integer tensors are buffers of transformers, such as position_ids.
         is_weight = value.size and value.dtype.kind not in "biuc"
-        if is_weight and (fault := checkpoint.find_fault(value)):
+        fault = checkpoint.find_fault(value) if is_weight else ""
+        if fault:
             raise CheckpointError(f"{path}: {name}", fault, "use another checkpoint")
     return tensors
 
@@ -93,11 +94,13 @@ def _read_torch(path: Path) -> Tensors:
         if len(nested) != 1:
             raise ValueError(f"{len(nested)} of its entries are weights by name: {[*tensors][:8]}")
         # NumPy has no bfloat16; float32 holds all its values.
-        return {
-            str(name): (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-            for name, value in nested[0].items()
-            if hasattr(value, "numpy")
-        }
+        weights = {}
+        for name, value in nested[0].items():
+            if hasattr(value, "numpy"):
+                if value.dtype == torch.bfloat16:
+                    value = value.float()
+                weights[str(name)] = value.numpy()
+        return weights
     except Exception as error:  # the loader has no common exception
         problem = f"cannot be read as weights only ({_first_line(error)})"
         remedy = f"convert it to {checkpoint.MODEL} where it was written"
@@ -117,8 +120,12 @@ def tensorflow_prefix(path: Path) -> Path | None:
             raise CheckpointError(str(path), problem, "ask it with `bert search ask`")
     if not path.is_dir():
         # Users name the file that they see; TensorFlow wants the prefix.
-        bare = path.with_suffix("") if path.suffix == ".index" else path
-        return bare if bare.with_name(f"{bare.name}.index").is_file() else None
+        bare = path
+        if path.suffix == ".index":
+            bare = path.with_suffix("")
+        if not bare.with_name(f"{bare.name}.index").is_file():
+            return None
+        return bare
     if (path / "config.json").is_file() and any((path / name).is_file() for name in FILES):
         return None
     prefixes = [
@@ -130,12 +137,16 @@ def tensorflow_prefix(path: Path) -> Path | None:
         return prefixes[0] if prefixes else None
     state = path / "checkpoint"
     try:
-        text = state.read_text(encoding="utf-8") if state.is_file() else ""
+        text = ""
+        if state.is_file():
+            text = state.read_text(encoding="utf-8")
     except ValueError as error:
         raise CheckpointError(str(state), f"cannot be read ({error})", "move it away") from error
     match = re.search(r'^model_checkpoint_path: "(.*)"$', text, re.MULTILINE)
-    if match and (newest := path / Path(match[1]).name) in prefixes:
-        return newest
+    if match:
+        newest = path / Path(match[1]).name
+        if newest in prefixes:
+            return newest
     names = ", ".join(prefix.name for prefix in prefixes)
     problem = f"holds {len(prefixes)} checkpoints ({names})"
     raise CheckpointError(str(path), problem, "use one of them")
