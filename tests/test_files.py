@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,58 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_part(tmp_path, monkeypatc
             patch.setattr(os, name, fail)
             write_json_atomically(path, {"a": 2})
     assert [json.loads(file.read_text()) for file in tmp_path.iterdir()] == [{"a": 1}]
+
+
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_a_file_is_added_to_a_checkpoint_with_a_kill_before_or_after_any_rename(
+    before, tmp_path, monkeypatch
+):
+    rename, left = os.replace, [0]
+
+    def killed(source, target):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    def read_state():
+        return json.loads((tmp_path / "state.json").read_text())
+
+    (tmp_path / "weights").write_bytes(b"weights")
+    complete = {
+        "format": files.FORMAT,
+        "step": 7,
+        "crc32c": {"weights": files.file_crc32c(tmp_path / "weights")},
+    }
+    for renames in range(4):
+        write_json_atomically(tmp_path / "state.json", files.with_checksum(complete))
+        (tmp_path / "card.md").unlink(missing_ok=True)
+        if before is not None:
+            files.add_to_checkpoint(tmp_path, "card.md", before)
+        left[0] = renames
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            patch.setattr(os, "replace", killed)
+            files.add_to_checkpoint(tmp_path, "card.md", b"new")
+        assert (left[0] < 0) == (renames < 3)
+        files.verify_checkpoint(tmp_path)
+        if renames == 3:
+            assert read_state()["crc32c"].keys() == {"weights", "card.md"}
+        files.add_to_checkpoint(tmp_path, "card.md", b"new")
+        files.verify_checkpoint(tmp_path)
+        assert (tmp_path / "card.md").read_bytes() == b"new" and read_state()["step"] == 7
+    (tmp_path / "card.md").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"card.md: has changed since it was saved"):
+        files.verify_checkpoint(tmp_path)
+    files.verify_checkpoint(tmp_path, but=(".md",))
+
+
+def test_cores_are_those_that_the_process_may_use():
+    may_use = sorted(os.sched_getaffinity(0))
+    for cores in (may_use[:1], may_use[:2]):
+        code = f"import os; os.sched_setaffinity(0, {cores})"
+        code += "; from bert_cli.processes import cpu_count; print(cpu_count())"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        assert int(done.stdout) == len(cores)
 
 
 def test_a_file_that_fills_the_disk_leaves_nothing_and_names_path_and_missing_bytes(small_disk):
