@@ -51,6 +51,13 @@ FILES = {
     "begun/metrics.jsonl": "",
     "runs/mine/step_00000001/state.json": "{}",
     "cut/model.safetensors": "cut",
+    "several.jsonl": "".join(
+        json.dumps({"text": f"a {n}", "label": ["b", "c"][: n % 3]}) + "\n" for n in range(9)
+    ),
+    "other_label.csv": "text,label\ngood,positve\n",
+    "pair/a/metrics.jsonl": "",
+    "pair/b/metrics.jsonl": "",
+    "strange/a.tfrecord": "text",
 }
 
 
@@ -76,6 +83,7 @@ def home(tmp_path_factory):
         write_records(home / name, SENTENCES[:8], home / f"{name}_vocab.txt")
     write_records(home / "static", SENTENCES[:8], model, masking="static")
     assert main(pretrain_words(home)) == 0
+    assert main(["search", "make", str(home / "one.index"), str(home / "one.txt")]) == 0
     tensors = load_file(model / "model.safetensors")
     heads = {"classifier.weight": np.ones((2, 32), np.float32), "classifier.bias": np.zeros(2, np.float32)}  # fmt: skip
     for name in ("classifier", "foreign"):
@@ -184,6 +192,9 @@ MISTAKES = [
     (f"{STUDENT} classifier --no-do-training", 2, "has no effect"),
     (f"{STUDENT} classifier --distillation.unlabelled-file none.csv", 3, "none.csv: no such file"),
     (f"{STUDENT} classifier --distillation.unlabelled-file no_rows.csv", 3, "no_rows.csv: contains no rows"),
+    (f"{CLASSIFY} {FROM} --few --train-file several.jsonl", 2, "few: learns one label of a text, not several"),
+    (f"{CLASSIFY} --pretrained-ckpt-path classifier --no-do-training", 2, "has no rows that no fold trained on"),
+    (f"{CLASSIFY} {FROM} --validation-file other_label.csv", 3, "the labels are 'negative', 'positive'; did you mean"),
     (f"{CLASSIFY} {FROM} --distillation.logits 0.5", 2, "has no effect without teacher"),
     (f"{CLASSIFY} {FROM} --distillation.unlabelled-file reviews.csv", 2, "has no effect without teacher"),
     ("ner --generated-dataset --no-do-training --save-ckpt-path new", 2, "do_training (--"),
@@ -235,6 +246,10 @@ MISTAKES = [
     ("compare run used", 3, "second (used): contains no run with metrics.jsonl"),
     ("compare run run", 3, "is the same run as the first"),
     ("runs absent", 3, "no such folder"),
+    ("compare pair run", 3, "first (pair): contains 2 runs; name one of them, such as pair/a"),
+    # --- records and indexes
+    ("index strange", 3, "another tool made its records; pass their vocabulary: --vocab vocab.txt"),
+    ("search export one.index two.csv", 3, "out (two.csv): exists; choose a new file"),
 ]  # fmt: skip
 
 

@@ -1,11 +1,13 @@
 """The templates that stand in sentences, on the largest Wikipedias and by a file of one's own."""
 
+import json
 from collections import Counter
 
 import pytest
 
 from bert_cli.data.text import templates
 from bert_cli.data.text.wikitext import site_of, to_lines
+from bert_cli.errors import ConfigError
 
 
 def text(language, wikitext, **more):
@@ -81,3 +83,25 @@ def test_a_name_of_one_wikipedia_has_its_own_meaning_elsewhere():
     names = [*templates.TEMPLATES, *functions]
     assert [name for name, count in Counter(names).items() if count > 1] == []
     assert all(name == name.lower().replace("_", " ") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        ("{1} of {2}", None),
+        ("", None),
+        (["{1}"], "is not a text"),
+        ("{1} {", "has a brace without its partner"),
+        ("{1} }", "has a brace without its partner"),
+    ],
+)
+def test_a_rule_of_a_file_is_a_text_in_which_braces_are_in_pairs(rule, problem, tmp_path):
+    path = tmp_path / "rules.json"
+    path.write_text(json.dumps({"right": "{1}", "mine": rule}))
+    if problem is None:
+        assert templates.read_rules(path) == {"right": "{1}", "mine": rule}
+        return
+    with pytest.raises(
+        ConfigError, match=rf"templates \(.*rules.json, 'mine': .*\): {problem}; wr"
+    ):
+        templates.read_rules(path)
