@@ -15,6 +15,7 @@ from bert_cli.data.tokens.tokenizer import (
     Normalization,
     TokenizerFolder,
     read_tokenizer,
+    read_vocabulary,
     write_vocabulary,
 )
 from bert_cli.errors import DataError
@@ -348,3 +349,38 @@ def test_tokenizer_config_decides_over_the_normalizer_of_another_tokenizer_json(
         (folder / "tokenizer_config.json").write_text(json.dumps(config | changes))
         normalizer = TokenizerFolder(folder).tokenizer.library.normalizer
         assert normalizer.normalize_str("Ab É") == expected
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "is_refused"),
+    [
+        ("normalizer", "strip_accents", None, False),
+        ("normalizer", "strip_accents", True, False),  # as BERT does where it lower-cases
+        ("normalizer", "clean_text", False, True),
+        ("pre_tokenizer", "type", "Whitespace", True),
+        ("model", "unk_token", "[PAD]", True),
+        ("model", "continuing_subword_prefix", "@@", True),
+        ("model", "max_input_chars_per_word", 50, True),
+        ("model", "vocab", {piece: 2 * number for number, piece in enumerate(PIECES)}, True),
+    ],
+)
+def test_a_tokenizer_json_is_the_vocabulary_of_bert_or_refused(
+    part, name, value, is_refused, folder, tmp_path
+):
+    library = read_tokenizer(folder).library
+    description = json.loads(library.to_str())
+    known = description["model"]["vocab"]
+    description["model"]["vocab"] = {piece: known[piece] for piece in sorted(known)}
+    assert name in description[part]
+    description[part][name] = value
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    if not is_refused:
+        vocabulary = read_vocabulary(tmp_path / "tokenizer.json")
+        assert vocabulary.pieces == tuple(PIECES)
+        assert vocabulary.sha256 == read_vocabulary(folder / "vocab.txt").sha256
+        return
+    message = (
+        rf"tokenizer.json \({part}.{name}\): (is .*, but BERT has .*; use a BERT|has ids without)"
+    )
+    with pytest.raises(DataError, match=message):
+        read_vocabulary(tmp_path / "tokenizer.json")
