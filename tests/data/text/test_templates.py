@@ -68,6 +68,13 @@ def test_templates_of_the_largest_wikipedias_are_filled(language, wikitext, expe
     assert text(language, f"A {wikitext} b.") == [f"A {expected} b.".replace("  ", " ")]
 
 
+def test_units_are_written_as_they_are_read():
+    units = "sqmi sqft km2 m2 m3 C F kn USgal cuft foot mile kg"
+    read = "sq mi, sq ft, km², m², m³, °C, °F, knots, US gal, cu ft, feet, miles, kg"
+    for unit, word in zip(units.split(), read.split(", "), strict=True):
+        assert text("en", f"A {{{{convert|5|{unit}|x}}}} b.") == [f"A 5 {word} b."]
+
+
 def test_a_file_of_templates_overrides_every_kind_of_rule():
     """The last dictionary has the names of a rule, a rule of one language, a prefix, functions, and nothing."""
     more = {"NoWrap": "N{1}", "s": "S{1}", "lang-de": "L{1}", "convert": "C{2}"}

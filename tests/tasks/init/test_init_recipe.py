@@ -181,6 +181,12 @@ def test_a_vocabulary_of_another_language_is_warned_of():
 def test_short_documents_have_short_records():
     assert pick(long_document=20.0).config["max_seq_length"] == 32
     assert pick().config["max_seq_length"] == 128
+    # [CLS] and [SEP] are positions, too.
+    lengths = [
+        pick(long_document=words / 2, pieces_per_word=2.0).config["max_seq_length"]
+        for words in (29, 30, 31, 62, 63, 126, 127)
+    ]
+    assert lengths == [32, 32, 64, 64, 128, 128, 128]
 
 
 @pytest.mark.parametrize("is_cased", [False, True])

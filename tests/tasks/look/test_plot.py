@@ -55,6 +55,15 @@ def test_each_run_has_its_colour_and_equal_learning_rates_are_both_visible(tmp_p
     widths = re.findall(r"stroke-width: ([\d.]+)", draw("Learning rate", [RATE], runs, "ab", 1))
     assert {"3.8", "1.8"} <= set(widths)
     assert len({style_of(number) for number in range(28)}) == 28
+    # The picture is as much taller as its legend has lines, so that they cover no curve; 72 points are an inch.
+    inches = [
+        float(re.findall(r'height="([\d.]+)pt"', draw("Loss", [RATE] * panels, runs, names, 1))[0])
+        / 72
+        for panels, names in ((1, "ab"), (2, "ab"), (1, ["a" * 60, "b" * 60]))
+    ]
+    assert inches[1] - inches[0] == pytest.approx(2.7, abs=0.01)
+    assert inches[2] - inches[0] == pytest.approx(0.22, abs=0.01)
+    assert inches[0] == pytest.approx(0.9 + 2.7 + 2 * 0.22, abs=0.01)
 
 
 def test_a_line_has_each_step_another_their_means_and_circles_the_held_out_values(tmp_path):
