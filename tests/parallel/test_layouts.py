@@ -6,7 +6,6 @@ Steps of LAMB with dropout and clipping, unless a case says otherwise. What one 
 import math
 import re
 from functools import partial
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -70,6 +69,8 @@ MODERN = {
     }
 }  # fmt: skip
 
+MODERN_3 = {"bert_config": MODERN["bert_config"] | {"num_hidden_layers": 3}}
+
 
 def task(kind, labels, **sizes):
     model = {"bert_config": SHALLOW_ADAMW["bert_config"] | {"max_position_embeddings": 32}}
@@ -116,7 +117,7 @@ ON_TENSORFLOW = {
         layout(1, [["emb"], ["hid"], ["hid", "enc_out"], ["pool"], ["heads"]], [0, 1, 2, 3, 0]), {}, 1e-6
     ),
     "modernbert in 3 stages": (
-        layout(1, [["emb", "hid"], ["hid*5"], ["enc_out", "heads"]], [0, 1, 0], **RECOMPUTED), MODERN, 3e-6
+        layout(1, [["emb", "hid"], ["hid*2"], ["enc_out", "heads"]], [0, 1, 0], **RECOMPUTED), MODERN_3, 3e-6
     ),
 }  # fmt: skip
 MORE_ON_TENSORFLOW = {
@@ -175,11 +176,11 @@ def assert_same_bits(result, expected):
             np.testing.assert_array_equal(mine[name], value, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # but for AdamW, which clips: in the next test
 @pytest.mark.parametrize(
     "options",
-    [CLIPPED, ROUNDED, {"steps": 4}, STABLE | {"steps": 4}],
-    ids=["clipped", "rounded at random", "LAMB", "StableAdamW"],
+    [ROUNDED, {"steps": 4}, STABLE | {"steps": 4}],
+    ids=["rounded at random", "LAMB", "StableAdamW"],
 )
 def test_sharded_and_offloaded_moments_give_the_same_bits(options):
     """A replica updates its share of the weights as without shards."""
@@ -189,12 +190,16 @@ def test_sharded_and_offloaded_moments_give_the_same_bits(options):
 
 
 def test_a_checkpoint_passes_from_shards_to_complete_moments_and_back(tmp_path):
-    expected = on_tensorflow(**TWO, **CLIPPED)
-    for saves, resumes in permutations((TWO, SHARDS)):
-        folder = tmp_path / str(len(saves["parallel"]))
-        on_tensorflow(**saves, **CLIPPED, save=folder)
+    folders = tmp_path / "complete", tmp_path / "shards"
+    complete, sharded = (
+        on_tensorflow(**where, **CLIPPED, save=folder)
+        for where, folder in zip((TWO, SHARDS), folders, strict=True)
+    )
+    assert_same_bits(sharded, complete)
+    assert sharded.metrics == complete.metrics
+    for folder, resumes in zip(folders, (SHARDS, TWO), strict=True):
         path = folder / checkpoint_name(CLIPPED["steps"] // 2)
-        assert_same_bits(on_tensorflow(**resumes, **CLIPPED, resume=path), expected)
+        assert_same_bits(on_tensorflow(**resumes, **CLIPPED, resume=path), complete)
 
 
 # --- precisions

@@ -5,6 +5,7 @@ import os
 import pytest
 import tensorflow as tf
 from support.layouts import settings_of
+from tensorflow.python.platform import tf_logging
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
@@ -52,6 +53,19 @@ def test_a_process_alone_enters_no_collective():
     alone = TensorFlowProcessGroup(open_mesh(settings_of("1x1")))
     assert alone.all_reduce([1.5, 2.0]).tolist() == [1.5, 2.0]
     assert (alone.broadcast([float("inf")]), alone.collectives) == ([float("inf")], 0)
+
+
+def test_tensorflow_does_not_warn_of_the_functions_of_many_engines(monkeypatch):
+    warned: list[object] = []
+    monkeypatch.setattr(tf_logging, "warning", lambda *words: warned.append(words))
+
+    class Stage:
+        def forward(self, number):
+            return number + 1
+
+    for _ in range(6):
+        assert runtime.traced(Stage().forward)(tf.constant(1)) == 2
+    assert not warned
 
 
 def test_a_process_that_stops_while_it_publishes_leaves_the_text_before(monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from support.engine_runs import KEY_BIAS, assert_same, case, on_tensorflow, run
-from support.layouts import SHALLOW, accumulate, built, engine_of, settings_of
+from support.layouts import SHALLOW, accumulate, built, settings_of, untraced
 
 from bert_cli.parallel.tensorflow import update
 
@@ -20,7 +20,7 @@ def first_gradients(engine, reader):
 
 def test_one_replica_holds_each_moment_in_the_memory_of_the_host():
     settings = settings_of("2x1", model=SHALLOW, parallel=SHARDED | OFFLOADED)
-    _, state, *_ = built(settings, updates=False)
+    _, state, *_ = untraced(settings)
     for moment in state.slots.values():
         (variable,) = moment.variables
         assert variable.shape == moment.shape and variable.device.endswith("CPU:0")
@@ -36,37 +36,48 @@ def test_the_replica_with_the_smallest_share_owns_the_next_weight():
 # In place, and on another device than the weights: each assigns other results.
 @pytest.mark.parametrize("parallel", [{}, pytest.param(OFFLOADED, marks=pytest.mark.slow)])
 def test_compiled_updates_are_the_plain_ones(monkeypatch, parallel):
-    plain = on_tensorflow(parallel=parallel)
+    plain = on_tensorflow(bert_config=SHALLOW, parallel=parallel)
     monkeypatch.setattr(update, "UPDATES_WORTH_COMPILING", 0)
     # Of the word table alone: every compilation takes a second.
     monkeypatch.setattr(update, "LARGE", 600)
-    compiled = run.__wrapped__(case("tensorflow", parallel=parallel))
+    compiled = run.__wrapped__(case("tensorflow", bert_config=SHALLOW, parallel=parallel))
     assert_same(compiled, plain)
     names = [name for name in plain.weights if KEY_BIAS not in name]
     assert any((compiled.weights[name] != plain.weights[name]).any() for name in names), "compiled"
 
 
-def test_small_buckets_add_up_to_the_same_bits(monkeypatch):
-    engine, reader = engine_of("2x1", model=SHALLOW)
-    assert len(engine.updates[0][0].reductions) == 1
-    expected = first_gradients(engine, reader)
+@pytest.fixture(scope="module")
+def two():
+    """A run on two replicas."""
+    return built(settings_of("2x1", model=SHALLOW))
+
+
+def test_small_buckets_add_up_to_the_same_bits(two, monkeypatch):
+    complete, _, _, reader = two
+    assert len(complete.updates[0][0].reductions) == 1
+    expected = first_gradients(complete, reader)
     monkeypatch.setattr(update, "REDUCE_BUCKET", 1)
     engine, *_ = built(settings_of("2x1", model=SHALLOW), updates=False)
     assert len(engine.updates[0][0].reductions) == len(engine.weights)
+    for name, weight in engine.weights.items():
+        weight.assign(complete.weights[name].numpy())
     for name, gradient in first_gradients(engine, reader).items():
         np.testing.assert_array_equal(gradient, expected[name], err_msg=name)
 
 
 def test_a_loss_scale_changes_no_number():
     """Nor the norm, which is clipped: the scale is a power of two."""
-    plain, scaled = on_tensorflow(), on_tensorflow(optimizer_opts={"loss_scaling": 4096.0})
+    plain, scaled = (
+        on_tensorflow(bert_config=SHALLOW, parallel={}, **options)
+        for options in ({}, {"optimizer_opts": {"loss_scaling": 4096.0}})
+    )
     assert {row["loss_scale"] for row in scaled.metrics} == {4096.0}
     rows = [row | {"loss_scale": 1.0} for row in scaled.metrics]
     assert_same(scaled._replace(metrics=rows), plain)
 
 
-def test_a_gradient_that_overflows_on_one_replica_updates_no_weight_on_any(monkeypatch):
-    engine, state, step, reader = built(settings_of("2x1", model=SHALLOW))
+def test_a_gradient_that_overflows_on_one_replica_updates_no_weight_on_any(two, monkeypatch):
+    engine, state, step, reader = two
     before = {name: weight.numpy().copy() for name, weight in state.weights.items()}
     # Of the second replica alone, whose micro-batches the first one does not have.
     poisoned = engine.replicas[1][0].accumulators["hid_0/attention/query/kernel"]
