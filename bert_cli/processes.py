@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from bert_cli.errors import UNPRINTABLE, BertError, DataError, logger, printable
 
@@ -182,9 +182,38 @@ def set_result(is_result: bool) -> None:
     _Output.result = 1 if is_result else None
 
 
+class _Lines:
+    """Where `print_line` writes; set for the whole process, because threads print too."""
+
+    place: Literal["stdout", "stderr", "nowhere"] = "stdout"
+
+
+class _Nowhere(io.StringIO):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+@contextmanager
+def lines_to(place: Literal["stdout", "stderr", "nowhere"]) -> Iterator[None]:
+    """Let `print_line`, tables and the bar of a run write to another place until the context ends."""
+    before = _Lines.place
+    _Lines.place = place
+    try:
+        yield
+    finally:
+        _Lines.place = before
+
+
+def line_stream() -> TextIO:
+    """Return the stream to which `print_line` writes."""
+    if _Lines.place == "nowhere":
+        return _Nowhere()
+    return sys.stdout if _Lines.place == "stdout" else sys.stderr
+
+
 def print_line(text: str) -> None:
     """Print to standard output, which is a log or the result of the command; control characters are escaped."""
-    print(_lines_of(text), flush=True)
+    print(_lines_of(text), file=line_stream(), flush=True)
 
 
 def print_error(text: str) -> None:
@@ -200,16 +229,35 @@ def _lines_of(text: str) -> str:
 
 
 class _Log(logging.Handler):
-    """Prints the log of the libraries: notes to standard output, warnings to standard error."""
+    """Passes each text of the log, and whether it is a warning, to a function."""
+
+    def __init__(self, show: Callable[[str, bool], None]) -> None:
+        super().__init__()
+        self.show = show
 
     def emit(self, record: logging.LogRecord) -> None:
-        write = print_line if record.levelno < logging.WARNING else print_error
-        write(record.getMessage())
+        self.show(record.getMessage(), record.levelno >= logging.WARNING)
+
+
+def _print_logged(text: str, is_warning: bool) -> None:
+    write = print_error if is_warning else print_line
+    write(text)
+
+
+@contextmanager
+def log_to(show: Callable[[str, bool], None]) -> Iterator[None]:
+    """Pass each text of the log, and whether it is a warning, to a function until the context ends."""
+    printing = logger.handlers
+    logger.handlers = [_Log(show)]
+    try:
+        yield
+    finally:
+        logger.handlers = printing
 
 
 logger.setLevel(logging.INFO)
 logger.propagate = False  # --log-level is for the libraries of others
-logger.addHandler(_Log())
+logger.addHandler(_Log(_print_logged))
 
 
 def answer_lines(answer: Callable[[bytes], str]) -> None:
@@ -232,10 +280,13 @@ def note(text: str) -> None:
 
 
 def console(width: int = 100, stream: TextIO | None = None) -> "Console":
-    """Return a console on standard output or a stream, without markup; `width` is the line width without a terminal."""
+    """Return a console on a stream, by default that of `print_line`, without markup.
+
+    `width` is the width of a line without a terminal.
+    """
     from rich.console import Console
 
-    file = stream or sys.stdout
+    file = stream or line_stream()
     terminal = file.isatty()
     return Console(
         file=file,
@@ -250,7 +301,7 @@ def console(width: int = 100, stream: TextIO | None = None) -> "Console":
 
 def print_help(text: str) -> None:
     """Print a help text; on a terminal its headings and flags are coloured."""
-    if not sys.stdout.isatty():
+    if not line_stream().isatty():
         print_line(text.rstrip("\n"))
         return
     from rich.text import Text

@@ -67,7 +67,7 @@ class Clock:
 def train_ours(options: argparse.Namespace) -> Pairs:
     from bert_cli.config.embed import EmbedSettings
     from bert_cli.tasks.finetune import embed
-    from bert_cli.tasks.run import finetune, finetune_steps, train
+    from bert_cli.tasks.run import finetune, train
     from bert_cli.tasks.run.job import Draft
 
     file = Path(f"/tmp/pairs.{os.getpid()}.tsv")
@@ -101,7 +101,7 @@ def train_ours(options: argparse.Namespace) -> Pairs:
 
     with ExitStack() as stack, redirect_stdout(sys.stderr):
         draft = Draft(settings, stack)
-        draft.take(finetune_steps.steps_of(embed.build))
+        draft.take(embed.STEPS)
         train.run_training(finetune.resolve(draft), stack, timer, options.steps + 1)
     file.unlink()
     return times[1:]

@@ -43,7 +43,7 @@ class InspectSettings(JsonSettings):
 
 
 class DoctorSettings(EngineSettings, JsonSettings):
-    """Check this machine; `bert doctor pretrain` checks a run, too, before it starts.
+    """Check this machine; with the command line of a run, as `bert doctor pretrain`, also the run.
 
     Prints a line for each check, with a remedy for each problem.
     Example: bert doctor
@@ -57,7 +57,8 @@ class DoctorSettings(EngineSettings, JsonSettings):
 class DoctorRunSettings(TrainSettings, JsonSettings, Shared):
     """Check this machine, and a run of `bert {command}` before it starts.
 
-    Takes every setting of `bert {command}`; prints a line for each check, with a remedy for each problem.
+    Takes every setting of `bert {command}`; prints a line for each check, with a remedy for each problem. Trains and
+    writes nothing.
     Example: bert doctor {command} {flags}
     Example: bert doctor {command} {flags} --json checks.json
     """

@@ -296,7 +296,7 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
         flag = word.partition("=")[0]
         remedy = did_you_mean(flag, flags, f"see {program} --help")
         if program == "bert doctor":
-            remedy = did_you_mean(flag, flags, "a run is checked by `bert doctor pretrain`")
+            remedy = did_you_mean(flag, flags, "before a run, write its command: `doctor pretrain`")
         elif positional:
             remedy += "; write a text that begins with - behind --"
         known = why_unknown(flag.lstrip("-").replace("-", "_"))

@@ -25,7 +25,7 @@ from pydantic_core import from_json
 from bert_cli.files import JSONObject, name_path, write_atomically
 from bert_cli.parallel.engine import StopRequested
 from bert_cli.parse.load import leaves
-from bert_cli.processes import print_line
+from bert_cli.processes import line_stream, print_line
 from bert_cli.progress import TerminalBar
 from bert_cli.text import format_duration
 from bert_cli.train.loop import STOPPING
@@ -210,7 +210,7 @@ class ProgressBar(TerminalBar):
     """
 
     def __init__(self, done: int, total_steps: int, stop_requested: StopRequested) -> None:
-        super().__init__(sys.stdout, f"step {done:,}/{total_steps:,}", total_steps, done)
+        super().__init__(line_stream(), f"step {done:,}/{total_steps:,}", total_steps, done)
         self.total_steps = total_steps
         self.stop_requested = stop_requested
         self.metrics: tuple[str, ...] = ("",)

@@ -15,6 +15,7 @@ from support.tiny_models import OTHERS, SENTENCES, pretrain_words, write_model, 
 from support.tiny_models import PIECES as TINY_PIECES
 
 from bert_cli.cli import main
+from bert_cli.config.tools import EXAMPLES
 from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
 
 FILES = {
@@ -29,6 +30,9 @@ FILES = {
     "reviews.csv": "text,label\n"
     + "".join(f"good film {n},positive\nbad plot {n},negative\n" for n in range(8)),
     "no_rows.csv": "text\n",
+    "words.conll": "Ann B-PER\nsat O\n\nHere O\n",
+    "bad.conll": "Ann B-PER\nsat\n",
+    "gluey/SST-2/train.tsv": "sentence\tlabel\ngood\t1\nbad\t0\n",
     "other.csv": "a,b\n1,2\n",
     "gap.csv": "anchor,positive\ngood,\n",
     "sheet.xlsx": "PK",
@@ -120,6 +124,10 @@ EMBED = "embed --save-ckpt-path new --cache-dir null --max-seq-length 32 --pretr
 CLASSIFY = (
     "classify --save-ckpt-path new --cache-dir null --max-seq-length 32 --train-file reviews.csv"
 )
+TASK = "--save-ckpt-path new --cache-dir null --max-seq-length 32"
+NER = f"ner {TASK} --train-file"
+GLUE = f"glue {TASK} --glue-task sst2 --dataset-dir"
+SQUAD = f"squad {TASK} --doc-stride 8 --max-query-length 8"
 STUDENT = f"{CLASSIFY} --pretrained-ckpt-path model --distillation.teacher"
 PRETRAIN = (
     "pretrain --save-ckpt-path new --max-seq-length 32 --max-predictions-per-seq 5 --total-num-train-samples 8 "
@@ -201,6 +209,15 @@ MISTAKES = [
     (f"{CLASSIFY} {FROM} --validation-file other_label.csv", 3, "the labels are 'negative', 'positive'; did you mean"),
     (f"{CLASSIFY} {FROM} --distillation.logits 0.5", 2, "has no effect without teacher"),
     (f"{CLASSIFY} {FROM} --distillation.unlabelled-file reviews.csv", 2, "has no effect without teacher"),
+    (f"{NER} words.conll --validation-file words.conll --pretrained-ckpt-path ./none", 4, "no such folder"),
+    (f"{NER} words.conll --validation-file none.conll {FROM}", 3, "none.conll: no such file"),
+    (f"{NER} words.conll --validation-file bad.conll {FROM}", 3, "bad.conll (line 2): "),
+    (f"{NER} words.conll {FROM}", 2, "validation_file: is missing; pass --validation-file"),
+    (f"{GLUE} none {FROM}", 3, "none/SST-2/train.tsv: no such file"),
+    (f"{GLUE} gluey {FROM}", 3, "SST-2/dev.tsv"),
+    (f"{SQUAD} {FROM}", 2, "train_file: is missing; pass --train-file, or --dataset-dir with both files"),
+    (f"{SQUAD} {FROM} --train-file reviews.csv --validation-file reviews.csv", 3, "reviews.csv"),
+    (f"{SQUAD} --train-file texts.txt --validation-file texts.txt", 2, "pass --pretrained-ckpt-path MODEL, or"),
     ("ner --generated-dataset --no-do-training --save-ckpt-path new", 2, "do_training (--"),
     ("ner --generated-dataset --evaluate-every-steps 5 --save-ckpt-path new", 2, "has no effect with generated_data"),
     # --- pairs and texts of vectors
@@ -270,4 +287,10 @@ def test_a_mistake_has_its_exit_code_and_a_message_and_leaves_nothing(
     assert message in printed.err.replace("\n", " "), printed.err
     assert not any(text.startswith("{") for text in printed.out.splitlines()), "a result"
     assert not list(home.glob("new/[!l]*")) and sorted((home / "run").iterdir()) == steps
+    if line.split()[0] in EXAMPLES:
+        # `bert doctor` takes the steps of the run, and finds what it would end with.
+        shutil.rmtree(home / "new", ignore_errors=True)
+        examined = bert("doctor", *shlex.split(line), code=code)
+        assert message in (examined.out + examined.err).replace("\n", " ")
+        assert not (home / "new").exists()
     assert lines_of(home / "run/metrics.jsonl")[-1]["step"] == 2

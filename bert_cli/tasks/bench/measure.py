@@ -6,9 +6,8 @@ The run is an ordinary one without a folder, with a hook that times its steps. T
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TextIO
 
 import keras
 from keras import ops
@@ -24,7 +23,6 @@ from bert_cli.tasks.look import machine
 from bert_cli.tasks.run import finetune, pretrain
 from bert_cli.tasks.run import train as training
 from bert_cli.tasks.run.build import Run
-from bert_cli.tasks.run.finetune_steps import steps_of
 from bert_cli.tasks.run.job import Draft, Job
 from bert_cli.tasks.run.resolve import runtime
 from bert_cli.train.loop import Hook, Info
@@ -91,9 +89,9 @@ class Timer:
         return record
 
 
-def measure(settings: BenchRunSettings, log: TextIO) -> JSONObject | None:
-    """Measure a run that prints to `log`; return its metrics, None on ranks above 0. Raises SystemExit on a stop."""
-    with ExitStack() as stack, redirect_stdout(log):
+def measure(settings: BenchRunSettings) -> JSONObject | None:
+    """Measure a run and return its metrics, None on ranks above 0. Raises SystemExit on a stop."""
+    with ExitStack() as stack:
         job = resolve(settings, stack)
         warmup = settings.warmup_steps
         print_line(f"bench: {warmup} warm-up steps, then {settings.steps} measured steps")
@@ -144,7 +142,7 @@ def resolve(settings: BenchRunSettings, stack: ExitStack) -> Job:
     else:
         changes |= {"do_validation": False, "evaluate_every_steps": None}
         draft = Draft(settings.model_copy(update=changes), stack)
-        draft.take(steps_of(squad.build))
+        draft.take(squad.STEPS)
         job = finetune.resolve(draft)
     # A shorter run is extended, so that the learning rate is defined for all measured steps.
     last = settings.warmup_steps + settings.steps

@@ -1,10 +1,8 @@
 """`bert bench pretrain` and `bench squad`: measure a run."""
 
-import sys
-
 from bert_cli.config.bench import BenchRunSettings
 from bert_cli.files import JSONObject, is_stdout, output_json
-from bert_cli.processes import print_line, print_table, quiet_imports
+from bert_cli.processes import lines_to, print_line, print_table, quiet_imports
 from bert_cli.text import count, format_bytes, format_duration
 
 
@@ -13,7 +11,8 @@ def run(settings: BenchRunSettings) -> None:
     with quiet_imports():
         from bert_cli.tasks.bench.measure import measure
     is_json = is_stdout(settings.json_file)
-    metrics = measure(settings, sys.stderr if is_json else sys.stdout)
+    with lines_to("stderr" if is_json else "stdout"):
+        metrics = measure(settings)
     if metrics is None:
         return
     output_json(settings.json_file, metrics)

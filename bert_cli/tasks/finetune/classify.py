@@ -35,8 +35,8 @@ from bert_cli.data.finetune.tables import (
 )
 from bert_cli.data.io.rows import listed
 from bert_cli.data.tokens.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
-from bert_cli.processes import print_error, print_line
+from bert_cli.errors import ConfigError, logger
+from bert_cli.processes import print_line
 from bert_cli.tasks.finetune.few import of_pairs
 from bert_cli.tasks.finetune.texts import (
     baselines_of,
@@ -64,8 +64,13 @@ MOST_CONFUSED = 1000  # labels of a written confusion matrix
 
 def run(settings: ClassifySettings) -> None:
     """Fine-tune on labelled texts and score held-out texts; raises the errors of `finetune.run`."""
+    finetune.run(settings, STEPS)
+
+
+def needed(settings: ClassifySettings) -> Sequence[str]:
+    """Return the settings that a run needs."""
     scores_only = settings.validation_file is not None and not settings.do_training
-    finetune.run(settings, steps_of(build, () if scores_only else ("train_file",)))
+    return () if scores_only else ("train_file",)
 
 
 def build(
@@ -93,13 +98,13 @@ def build(
         ):
             few = [name for name, texts in zip(names, counts, strict=True) if texts == number]
             if few:
-                print_error(f"warning: {count(len(few), 'label')} with {which}: {listed(few)}")
+                logger.warning(f"warning: {count(len(few), 'label')} with {which}: {listed(few)}")
         if settings.class_weights is not None:
             weights = weights_of(labels, names, settings.class_weights)
             weights_of_rows = weights if train.owner is None else weights[train.owner]
             train = replace(train, labels={**train.labels, "label_weights": weights_of_rows})
     if rare := describe_rare(labels, names):
-        print_line(rare)
+        logger.info(rare)
     stored = None if scored is None else read_decision(scored.folder)
     task = Task(
         len(names),
@@ -151,14 +156,14 @@ def _read(
         folds = folds_of(train, settings.seeds if settings.seeds > 1 else FOLDS, settings.seed)
         tested = train.take(np.flatnonzero(folds >= 0))
         trainings = folds.max() + 2
-        print_line(
+        logger.info(
             f"validation: {trainings - 1} folds by the seed test {len(tested):,} of the {len(train):,} rows of "
             f"{train_file}, each once{remarks}\n"
             f"run: {trainings} trainings follow, the last on all rows; --held-out-fraction 0.1 is one training"
         )
         return {"train": train, "validation": tested}, folds
     fraction = settings.held_out_fraction or 0.1
-    print_line(f"validation: {fraction:.0%} of {train_file}, held out by the seed{remarks}")
+    logger.info(f"validation: {fraction:.0%} of {train_file}, held out by the seed{remarks}")
     kept, held_out = hold_out(train, fraction, settings.seed)
     return {**({"train": kept} if settings.do_training else {}), "validation": held_out}, None
 
@@ -227,3 +232,6 @@ def _table(title: str, rows: Sequence[Sequence[object]]) -> str:
         lines.append([f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row])
     width = max(len(cell) for line in lines for cell in line)
     return "\n".join([title, *("  ".join(f"{cell:>{width}}" for cell in line) for line in lines)])
+
+
+STEPS = steps_of(build, needed)

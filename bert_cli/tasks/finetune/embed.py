@@ -14,7 +14,7 @@ from bert_cli.data.finetune.simple import bm25
 from bert_cli.data.finetune.split import held_out_rows, warn_of_shared
 from bert_cli.data.finetune.tables import REPEATED, TextExamples, repeats, samples_of
 from bert_cli.data.tokens.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, logger
 from bert_cli.processes import print_line
 from bert_cli.statistics import Sample, identify
 from bert_cli.tasks.finetune.contrast import ROWS, Contrast, add_candidates, add_gradients
@@ -23,13 +23,18 @@ from bert_cli.tasks.model import models
 from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.finetune_steps import steps_of
 from bert_cli.tasks.run.task import Logits, Result, Task
-from bert_cli.tasks.run.teacher import with_vectors
+from bert_cli.tasks.run.teacher import find_vectors
 
 BM25_PAIRS = 4_000_000  # of a query and a document: each takes up to two microseconds
 
 
 def run(settings: EmbedSettings) -> None:
     """Train vectors of texts and score them; raises the errors of `finetune.run`."""
+    finetune.run(settings, STEPS)
+
+
+def needed(settings: EmbedSettings) -> Sequence[str]:
+    """Return the settings that a run needs. Raises ConfigError where nothing can be scored."""
     if settings.generated_dataset:
         raise ConfigError("generated_dataset", "is not for `bert embed`", "leave it out")
     is_scored = settings.validation_file or settings.retrieval_file
@@ -37,7 +42,7 @@ def run(settings: EmbedSettings) -> None:
         remedy = "pass --validation-file or --retrieval-file, or --no-do-validation"
         raise ConfigError("do_validation", "has nothing to score on without pairs", remedy)
     needs_texts = settings.do_training or not is_scored
-    finetune.run(settings, steps_of(build, ("train_file",) if needs_texts else ()))
+    return ("train_file",) if needs_texts else ()
 
 
 @dataclass
@@ -88,7 +93,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     )
     if settings.distillation.teacher is None:
         return task
-    return replace(task, teach=partial(with_vectors, settings, texts=data.texts["train"]))
+    return replace(task, teach=partial(find_vectors, settings, data.texts["train"]))
 
 
 def _read(settings: EmbedSettings) -> Data:
@@ -107,7 +112,7 @@ def _read(settings: EmbedSettings) -> Data:
     if settings.do_validation and not scored:
         data.is_split = True
         if repeated := repeats(rows):
-            print_line(f"train_file: {repeated:,} {REPEATED}")
+            logger.info(f"train_file: {repeated:,} {REPEATED}")
         strata = np.zeros(len(rows), int)
         held = held_out_rows(rows, strata, settings.held_out_fraction, settings.seed)
         held_out = [rows[number] for number in np.flatnonzero(held)]
@@ -150,3 +155,6 @@ def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:
         return {}
     rankings = bm25(retrieval.queries, retrieval.documents)
     return {"BM25": Result(embeddings.retrieval_samples(rankings, retrieval))}
+
+
+STEPS = steps_of(build, needed)

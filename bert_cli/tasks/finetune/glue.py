@@ -33,7 +33,7 @@ from bert_cli.tasks.run.task import Logits, Result, Task
 
 def run(settings: GlueSettings) -> None:
     """Fine-tune on a task and score its development sets; raises the errors of `finetune.run`."""
-    finetune.run(settings, steps_of(build, ("dataset_dir",)))
+    finetune.run(settings, STEPS)
 
 
 def build(settings: GlueSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:
@@ -88,3 +88,6 @@ def _evaluate(name: str, sets: Mapping[str, TextExamples], logits: Logits) -> Re
             print_line(f"{split}: {len(column):,} predictions in {path}")
 
     return Result(score(TASKS[name].metrics, sets, answers), write)
+
+
+STEPS = steps_of(build, lambda _: ("dataset_dir",))

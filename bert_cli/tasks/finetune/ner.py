@@ -17,6 +17,7 @@ from bert_cli.data.finetune.simple import by_word
 from bert_cli.data.finetune.split import warn_of_shared
 from bert_cli.data.finetune.tables import write_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
+from bert_cli.errors import logger
 from bert_cli.processes import print_line
 from bert_cli.tasks.model import models
 from bert_cli.tasks.run import finetune
@@ -27,9 +28,13 @@ from bert_cli.text import count, remarks_of
 
 def run(settings: NerSettings) -> None:
     """Fine-tune on the sentences and score held-out sentences; raises the errors of `finetune.run`."""
+    finetune.run(settings, STEPS)
+
+
+def needed(settings: NerSettings) -> list[str]:
+    """Return the settings that a run needs."""
     needs = {"train_file": settings.do_training, "validation_file": settings.do_validation}
-    required = [name for name in needs if needs[name]]
-    finetune.run(settings, steps_of(build, required))
+    return [name for name in needs if needs[name]]
 
 
 def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:
@@ -73,7 +78,7 @@ def _features(
     remarks = {**sentences.remarks, **cut}
     words = sum(map(len, sentences.words))
     sizes_read = f"{count(len(sentences), 'sentence')}, {count(words, 'word')}"
-    print_line(f"{name}: {sizes_read}{remarks_of(remarks)}")
+    logger.info(f"{name}: {sizes_read}{remarks_of(remarks)}")
     return features
 
 
@@ -92,3 +97,6 @@ def _evaluate(sentences: conll.Sentences, features: Features, logits: Logits) ->
         print_line(f"validation: {count(len(sentences), 'sentence')} in {path}")
 
     return Result(conll.entity_samples(labels, predicted, sentences.examples), write)
+
+
+STEPS = steps_of(build, needed)

@@ -16,7 +16,7 @@ from bert_cli.data.finetune.features import cached
 from bert_cli.data.finetune.split import warn_of_shared
 from bert_cli.data.finetune.squad import Gold, Question, gold_of, read_squad, squad_samples
 from bert_cli.data.tokens.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, logger
 from bert_cli.files import write_json_atomically
 from bert_cli.processes import print_line
 from bert_cli.tasks.model import models
@@ -28,7 +28,7 @@ from bert_cli.text import count
 
 def run(settings: SquadSettings) -> None:
     """Fine-tune on the questions and score the answers; raises the errors of `finetune.run`."""
-    finetune.run(settings, steps_of(build))
+    finetune.run(settings, STEPS)
 
 
 def build(settings: SquadSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:
@@ -76,12 +76,12 @@ def _read(
         ),
     )
     windows = squad_windows.windows_of(arrays)
-    print_line(
+    logger.info(
         f"{which}: {count(len(questions), 'question')} in {count(len(windows.features), 'window')}"
     )
     too_long = squad_windows.long_answers(questions, windows, settings.max_answer_length)
     for remark in (*remarks, *windows.remarks, *too_long):
-        print_line(f"  {remark}")
+        logger.info(f"  {remark}")
     return questions, windows
 
 
@@ -123,3 +123,6 @@ def _evaluate(
         if name.endswith("exact")  # of 2.0
     }
     return Result(samples, write, run_files=run_files, counts=counts, note=note)
+
+
+STEPS = steps_of(build)

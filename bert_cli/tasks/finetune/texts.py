@@ -16,6 +16,7 @@ from bert_cli.data.finetune.labels import Decision, decide, several_samples
 from bert_cli.data.finetune.split import warn_of_shared
 from bert_cli.data.finetune.tables import TextExamples, read_table, samples_of, write_lines
 from bert_cli.data.tokens.tokenizer import TextTokenizer
+from bert_cli.errors import logger
 from bert_cli.processes import print_line
 from bert_cli.statistics import Sample
 from bert_cli.tasks.model import models
@@ -181,7 +182,7 @@ def features_of_texts(
         remarks[f"longer than {settings.max_seq_length} tokens, cut"] = cut
     features = Features.of(arrays)
     windows = "" if features.owner is None else f" in {len(features):,} windows"
-    print_line(f"{name}: {len(examples):,} {noun}{windows}{remarks_of(remarks)}")
+    logger.info(f"{name}: {len(examples):,} {noun}{windows}{remarks_of(remarks)}")
     return features
 
 

@@ -5,7 +5,6 @@ The commands are ordinary commands; no file that a run reads is particular to `b
 """
 
 import gc
-import io
 import math
 import re
 import shlex
@@ -29,7 +28,7 @@ from bert_cli.data.tokens.vocab import find_of_any_case
 from bert_cli.errors import ConfigError, DataError
 from bert_cli.files import atomic_folder, check_new_folder, write_json_atomically
 from bert_cli.parallel.cluster import Processes
-from bert_cli.processes import cpu_count, print_line, quiet_imports
+from bert_cli.processes import cpu_count, lines_to, print_line, quiet_imports
 from bert_cli.tasks.init import recipe, text
 from bert_cli.tasks.init.recipe import Machine, Recipe, Start, TextFacts
 from bert_cli.tasks.look import machine as look
@@ -220,7 +219,8 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
     )
     assert isinstance(trial, BenchRunSettings)
     try:
-        metrics = bench.measure(trial, io.StringIO())
+        with lines_to("nowhere"):
+            metrics = bench.measure(trial)
     except SystemExit:  # a request to stop, whose line went with the others
         raise KeyboardInterrupt from None
     assert metrics is not None  # of a single process

@@ -2,8 +2,8 @@
 
 from importlib.util import find_spec
 
-from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import DoctorRunSettings, DoctorSettings
+from bert_cli.config.training import TrainSettings
 from bert_cli.errors import COMPLETE, DeviceError
 from bert_cli.files import is_stdout, output_json
 from bert_cli.processes import print_line
@@ -30,7 +30,7 @@ def run(settings: DoctorSettings | DoctorRunSettings) -> None:
 def examine(settings: DoctorSettings | DoctorRunSettings, report: Report) -> Report:
     """Run all checks in order; a check that needs the result of a failed check is left out."""
     machine.check_machine(report)
-    if find_spec(settings.engine) is None and not isinstance(settings, PretrainSettings):
+    if find_spec(settings.engine) is None and not isinstance(settings, TrainSettings):
         without = "not installed; search, predict and serve need none"
         report.add("ok", settings.engine, without)
         return report
@@ -45,6 +45,6 @@ def examine(settings: DoctorSettings | DoctorRunSettings, report: Report) -> Rep
         report.error(settings.engine, DeviceError(settings.engine, problem, remedy))
         return report
     devices = check_devices(report, settings)
-    if devices is not None and isinstance(settings, PretrainSettings):
+    if devices is not None and isinstance(settings, TrainSettings):
         check_run(report, settings, devices)
     return report

@@ -7,12 +7,15 @@ import shutil
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
+from pkgutil import resolve_name
+from typing import Any
 
-from bert_cli.config.pretrain import PretrainSettings
+from bert_cli.commands import COMMANDS
+from bert_cli.config.finetune import FinetuneSettings
 from bert_cli.config.tools import DoctorRunSettings, DoctorSettings
 from bert_cli.config.training import TrainSettings
-from bert_cli.disk import existing, free_bytes, is_writable, size_of
-from bert_cli.errors import BertError, DataError, install_command
+from bert_cli.disk import free_bytes, is_writable, size_of
+from bert_cli.errors import install_command
 from bert_cli.facts.optimizers import MOMENT_BYTES
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.runtime import Devices
@@ -22,8 +25,8 @@ from bert_cli.planning.memory import WEIGHT_BYTES, estimate
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
 from bert_cli.tasks.run import resolve
-from bert_cli.tasks.run.job import Draft
-from bert_cli.tasks.run.steps import STEPS
+from bert_cli.tasks.run.finetune_steps import OUTPUTS
+from bert_cli.tasks.run.job import NEW, Draft, Steps
 from bert_cli.text import count, format_bytes
 from bert_cli.train.checkpoint import complete_checkpoints
 
@@ -51,11 +54,16 @@ def check_devices(report: Report, settings: DoctorSettings | DoctorRunSettings) 
     return devices
 
 
-def check_run(report: Report, settings: PretrainSettings, devices: Devices) -> None:
+def check_run(report: Report, settings: TrainSettings, devices: Devices) -> None:
     """Take the steps of the run, and check its memory, its precision and its folder."""
+    steps: Steps = resolve_name(f"bert_cli.{COMMANDS[settings.COMMAND].module}").STEPS
+    if isinstance(settings, FinetuneSettings):
+        settings = settings.model_copy(update={"cache_dir": None})  # nothing is written
     with ExitStack() as stack:
-        draft = Draft[PretrainSettings](settings, stack)
-        for name, step in STEPS:
+        draft = Draft(settings, stack)
+        for name, step in steps:
+            if name == OUTPUTS:
+                continue  # takes as long as an epoch of the teacher
             if name == "devices" and draft.processes.count > 1:
                 continue  # the other processes need not be there
             result = report.attempt(name, partial(step, draft))
@@ -65,9 +73,13 @@ def check_run(report: Report, settings: PretrainSettings, devices: Devices) -> N
             draft.checks.clear()
     if draft.plan is not None:
         add_checks(report, checks.of_epochs(draft.plan))
-    check_memory(report, draft.order, draft.processes, devices)
     machine.check_precision(report, settings.precision, devices.kind)
-    check_folder(report, draft)
+    if isinstance(settings, FinetuneSettings) and not settings.do_training:
+        return
+    if draft.start is NEW and not settings.knows_its_model:
+        return  # without the model, its size is unknown
+    check_memory(report, draft.order, draft.processes, devices)
+    check_disk(report, draft)
 
 
 def add_checks(report: Report, results: Iterable[Check]) -> None:
@@ -112,28 +124,25 @@ def checkpoint_bytes(order: TrainSettings) -> int:
     return weights * (WEIGHT_BYTES[order.precision] + MOMENT_BYTES)
 
 
-def check_folder(report: Report, draft: Draft[PretrainSettings]) -> None:
-    """Check that the checkpoints can be written, and that the disk is large enough."""
-    what = "save_ckpt_path"
+def check_disk(report: Report, draft: Draft[Any]) -> None:
+    """Check that the disk is large enough for the checkpoints of all seeds."""
     order = draft.order
     folder = order.save_ckpt_path
-    try:
-        resolve.check_output_paths(order)
-        if folder is not None and not is_writable(folder):
-            raise DataError(str(existing(folder)), "cannot be written", "choose another folder")
-    except BertError as error:
-        report.error(what, error)
+    if folder is None or not is_writable(folder):
         return
-    if folder is None:
-        report.add("ok", what, "nothing will be saved")
-        return
-    if saved := complete_checkpoints(folder):
-        report.add("ok", what, f"the run would continue from {saved[-1]}")
+    folders = [folder]
+    if isinstance(order, FinetuneSettings) and order.seeds > 1 and draft.task.folds is None:
+        folders = [folder / f"seed_{order.seed + number}" for number in range(order.seeds)]
+    saved = []
+    for part in folders:
+        saved += complete_checkpoints(part)
+    if saved:
+        report.add("ok", "save_ckpt_path", f"the run would continue from {saved[-1]}")
     # A new checkpoint is written before the oldest is removed, so one more has to fit.
     size = checkpoint_bytes(order)
     interval = order.keep_every_steps
     steps = draft.plan.total_steps if draft.plan is not None else 0
-    number = order.keep_checkpoints + (steps // interval if interval else 0)
+    number = len(folders) * (order.keep_checkpoints + (steps // interval if interval else 0))
     used = size_of(file for path in saved for file in path.iterdir())
     free = free_bytes(folder)
     needed = max(0, (number + 1) * size - used)

@@ -19,7 +19,7 @@ from bert_cli.config.training import Precision
 from bert_cli.errors import BertError, DataError, DeviceError
 from bert_cli.files import JSONObject
 from bert_cli.parallel.devices import CPUINFO, processor_flags
-from bert_cli.processes import cpu_count, print_line
+from bert_cli.processes import cpu_count, log_to, print_line
 from bert_cli.text import count, format_bytes
 from bert_cli.versions import package_versions
 
@@ -93,9 +93,18 @@ class Report:
         self._add(Finding("error", what, problem, remedy, kind=type(error)))
 
     def attempt(self, what: str, act: Callable[[], T]) -> T | None:
-        """Call a function of a run; add an ok with a text that it returns, or its error and return None."""
+        """Call a function of a run; add its log, and an ok with the text that it returns, or its error for None."""
+
+        def add_logged(text: str, is_warning: bool) -> None:
+            if is_warning:
+                self.add("warning", what, " ".join(text.removeprefix("warning: ").split()))
+                return
+            for line in text.splitlines():
+                self.add("ok", what, line.removeprefix("run:").strip())
+
         try:
-            value = act()
+            with log_to(add_logged):
+                value = act()
         except BertError as error:
             self.error(what, error)
             return None

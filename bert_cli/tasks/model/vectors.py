@@ -11,9 +11,8 @@ import numpy as np
 from bert_cli.arrays import Floats32
 from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune import embeddings
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, logger
 from bert_cli.files import JSONObject
-from bert_cli.processes import print_error
 from bert_cli.tasks.model import models, opened
 from bert_cli.tasks.model.opened import (
     Columns,
@@ -43,7 +42,7 @@ class Embedding(Predictor):
         if head is not None and head.fills_masks:
             problem = "was trained to fill masks, so the similarities of its vectors hardly differ"
             remedy = "train it with `bert embed` first"
-            print_error(f"warning: {source.folder} {problem}; {remedy}")
+            logger.warning(f"warning: {source.folder} {problem}; {remedy}")
         check_dimensions(settings.dimensions, source)
         fixed = read_settings(source.folder).fixed
         sizes = [source.config.hidden_size, *(fixed.get("matryoshka") or [])]
@@ -52,7 +51,7 @@ class Embedding(Predictor):
             trained = ", ".join(map(str, sizes))
             problem = f"is not a size for which the vectors were trained ({trained})"
             remedy = "use one of these, or train with `bert embed --matryoshka`"
-            print_error(f"warning: dimensions ({size}): {problem}; {remedy}")
+            logger.warning(f"warning: dimensions ({size}): {problem}; {remedy}")
         return embeddings.read_embedding(source.folder)
 
     def outputs(self, columns: Columns) -> Any:

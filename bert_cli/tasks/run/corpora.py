@@ -19,12 +19,11 @@ from bert_cli.data.examples.source import Records
 from bert_cli.data.examples.synthetic import SyntheticStream
 from bert_cli.data.records.corpus import RecordFiles, number_of_copies, read_corpus
 from bert_cli.data.tokens.tokenizer import TokenizerFolder, has_tokenizer
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import ConfigError, DataError, logger
 from bert_cli.facts.bert import BertConfig
 from bert_cli.files import JSONObject
 from bert_cli.parse.load import changed
 from bert_cli.planning.checks import Check, of_vocabulary
-from bert_cli.processes import print_error
 from bert_cli.settings.settings import is_set
 from bert_cli.text import count
 
@@ -59,18 +58,20 @@ def with_rows_for_records(order: Order, source: "Source | None" = None) -> Order
     return order if rows == model.vocab_size else changed(order, bert_config={"vocab_size": rows})
 
 
-def describe_vocabulary(configured: BertConfig, order: PretrainSettings) -> Iterator[str]:
-    """Yield lines on rows of the word embeddings that differ from the settings or the vocabulary of the records."""
+def note_vocabulary(configured: BertConfig, order: PretrainSettings) -> None:
+    """Log rows of the word embeddings that differ from the settings or the vocabulary of the records."""
     before = configured.vocab_size
     rows = order.bert_config.vocab_size
     pieces = next((corpus["vocab_size"] for corpus in _on_disk(order)), rows)
     if rows != before:
         origin = "in the records" if rows == pieces else "in the model"
         instead = f", instead of {before:,}" if is_set(configured, "vocab_size") else ""
-        yield f"bert_config.vocab_size: {rows:,}, as {origin}{instead}"
+        logger.info(f"bert_config.vocab_size: {rows:,}, as {origin}{instead}")
     if rows > pieces:
         padding = f"{count(rows - pieces, 'row')} of the word embeddings"
-        yield f"bert_config.vocab_size: {rows:,}, and the records have {pieces:,} tokens; {padding} are padding"
+        logger.info(
+            f"bert_config.vocab_size: {rows:,}, and the records have {pieces:,} tokens; {padding} are padding"
+        )
 
 
 def open_stream(order: PretrainSettings, rank: int = 0, world_size: int = 1) -> ExampleStream:
@@ -160,7 +161,7 @@ def open_held_out(order: PretrainSettings, name: str) -> ExampleStream | None:
         raise ConfigError(f"{name} ({folder})", problem, remedy)
     if corpus in stored:
         problem = "has the records that the run trains on, so its scores show memory, too"
-        print_error(f"warning: {name} ({folder}): {problem}; use records of other text")
+        logger.warning(f"warning: {name} ({folder}): {problem}; use records of other text")
     return ExampleStream([source], Batching(size, size))
 
 

@@ -40,7 +40,7 @@ from bert_cli.tasks.model import models
 from bert_cli.tasks.run import build as assemble
 from bert_cli.tasks.run import train
 from bert_cli.tasks.run.build import Run
-from bert_cli.tasks.run.finetune_steps import another_model
+from bert_cli.tasks.run.finetune_steps import another_model, training_examples
 from bert_cli.tasks.run.job import Draft, Job, Steps
 from bert_cli.tasks.run.resolve import runtime
 from bert_cli.tasks.run.task import (
@@ -80,7 +80,8 @@ def _train_seeds(draft: Draft[FinetuneSettings]) -> None:
     """Train with each seed or, after the folds, on all examples. Raises StoppedError on a request to stop."""
     order = draft.order
     in_folds = draft.task.folds is not None
-    if in_folds and order.saves:
+    is_described = in_folds and order.saves
+    if is_described:
         draft.task = _tested_in_folds(draft)
     seeds = 1 if in_folds else order.seeds
     scored = []
@@ -89,12 +90,12 @@ def _train_seeds(draft: Draft[FinetuneSettings]) -> None:
         if seeds > 1:
             print_line(f"seed {seed}:")
             part = _part_of(draft, seed, f"seed_{seed}")
-        result = _train_and_score(part)
+        result = _train_and_score(part, describes=not is_described)
+        is_described = True  # all seeds have one plan
         if result.samples:
             scored.append(result)
             if seeds > 1:
                 draft.task.print_scores(result)
-        draft.plan = part.plan
     if scored:
         _report(order, draft.task, scored, draft.processes.rank)
 
@@ -117,7 +118,6 @@ def _tested_in_folds(draft: Draft[FinetuneSettings]) -> Task:
     assert folds is not None
     job = resolve(copy(draft))
     train.describe_run(job)
-    draft.plan = job.plan
     if newest := draft.start.folder.newest:
         checkpoint.refuse_another_run(newest, job.fixed, job.record)
     # [rows, labels]: each row is filled by the one fold that tests it; rows that no fold tests stay 0.
@@ -172,8 +172,8 @@ def resolve(draft: Draft[Any], scorer: Scorer | None = None) -> Job:
     """Return the training run of one seed, which `scorer` scores."""
     order = draft.order
     task = draft.task
-    assert task.train is not None
-    examples = task.train if task.draw is None else task.draw(task.train, order.seed)
+    examples = training_examples(task, order.seed)
+    assert examples is not None
     plan, reader, sample = open_features(order, examples, draft.mesh, task.reader)
     # Rounded up: the last step of an epoch may reach into the next.
     per_epoch = -(-reader.epoch_size // plan.examples_per_step)
@@ -186,17 +186,16 @@ def resolve(draft: Draft[Any], scorer: Scorer | None = None) -> Job:
     )
 
 
-def _train_and_score(draft: Draft[FinetuneSettings]) -> Result:
-    """Train and score one seed. Raises StoppedError on a request to stop."""
+def _train_and_score(draft: Draft[FinetuneSettings], *, describes: bool) -> Result:
+    """Train and score one seed; `describes` prints its plan. Raises StoppedError on a request to stop."""
     order = draft.order
     scorer = Scorer(order, draft.task, draft.stop)
     # Folds have scored before, and no score chooses a checkpoint.
     in_folds = draft.task.folds is not None
     with ExitStack() as locks:
         job = resolve(draft, scorer if order.do_validation and not in_folds else None)
-        if draft.plan is None:  # of several seeds or after the folds, one plan is printed
+        if describes:
             train.describe_run(job)
-            draft.plan = job.plan
         built = _train_to_end(job, locks)
         engine = built.engine
         folder = order.save_ckpt_path

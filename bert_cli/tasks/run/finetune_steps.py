@@ -1,6 +1,7 @@
-"""The steps of fine-tuning from its order to its task: model, lengths, layout, devices, examples."""
+"""The steps of fine-tuning from its order to its task: model, lengths, layout, devices, examples, plan, teacher."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -10,35 +11,36 @@ from bert_cli.data.finetune.embeddings import read_embedding
 from bert_cli.data.finetune.features import Features
 from bert_cli.data.finetune.synthetic import synthetic_features
 from bert_cli.data.tokens.tokenizer import TextTokenizer, TokenizerFolder
-from bert_cli.disk import is_writable
-from bert_cli.errors import ConfigError, DataError, combine
+from bert_cli.errors import ConfigError, combine, logger
 from bert_cli.facts.architectures import ARCHITECTURES
 from bert_cli.facts.heads import MEAN_CLASSIFICATION
 from bert_cli.parse.load import changed
-from bert_cli.processes import print_line
+from bert_cli.planning.plan import make_plan
 from bert_cli.tasks.model import models
 from bert_cli.tasks.model.models import Source
 from bert_cli.tasks.model.opened import head_of
-from bert_cli.tasks.run.job import Draft, Steps
-from bert_cli.tasks.run.resolve import check_output_paths, runtime, with_shape_of
+from bert_cli.tasks.run import teacher
+from bert_cli.tasks.run.job import NEW, Draft, Steps
+from bert_cli.tasks.run.resolve import check_folder, check_output_paths, runtime, with_shape_of
 from bert_cli.tasks.run.start import Start
-from bert_cli.tasks.run.steps import choose_layout, take_devices
+from bert_cli.tasks.run.steps import choose_layout, describe_plan, take_devices
 from bert_cli.tasks.run.task import Task
-from bert_cli.tasks.run.teacher import with_teacher
 from bert_cli.train.checkpoint import Folder
 
 Settings = TypeVar("Settings", bound=FinetuneSettings)
 Build = Callable[[Settings, TextTokenizer, Source | None], Task]
+Needs = Callable[[Settings], Sequence[str]]
 
 SYNTHETIC_EXAMPLES = 12_000  # as many as Graphcore's example generates
+OUTPUTS = "outputs of the teacher"
 SYNTHETIC_LABELS = 2  # of a text, or the ends of an answer
 
 
-def steps_of(build: Build[Settings], needs: Sequence[str] = ()) -> Steps:
+def steps_of(build: Build[Settings], needs: Needs[Settings] = lambda _: ()) -> Steps:
     """Return the steps of fine-tuning, which raise ConfigError, DataError, CheckpointError or DeviceError.
 
-    `build` returns the task for the settings, the tokenizer and the model from which the run starts; `needs` names
-    required settings.
+    `build` returns the task for the settings, the tokenizer and the model from which the run starts; `needs` returns
+    the names of required settings. `bert doctor` takes the steps but OUTPUTS.
     """
     return (
         ("model", partial(find_trained, needs=needs)),
@@ -46,19 +48,23 @@ def steps_of(build: Build[Settings], needs: Sequence[str] = ()) -> Steps:
         ("layout", choose_layout),
         ("devices", take_devices),
         ("examples", partial(read_examples, build=build)),
+        ("plan", plan_steps),
+        ("teacher", find_teacher),
+        (OUTPUTS, read_outputs),
     )
 
 
-def find_trained(draft: Draft[FinetuneSettings], needs: Sequence[str]) -> str:
+def find_trained(draft: Draft[Settings], needs: Needs[Settings]) -> str:
     """Find the model from which the run starts or, without training, which is scored, and take its shape.
 
     A model in the run's folder has priority where nothing is trained.
     """
     order = draft.order
+    required = needs(order)
     if order.generated_dataset:
         order = order.model_copy(update={"do_validation": False})
-        needs = ()
-    remedies = {name: f"pass --{name.replace('_', '-')}" for name in needs}
+        required = ()
+    remedies = {name: f"pass --{name.replace('_', '-')}" for name in required}
     instead = "--save-ckpt-path of a trained run"
     has_other = order.save_ckpt_path is not None
     if order.do_training:
@@ -76,10 +82,7 @@ def find_trained(draft: Draft[FinetuneSettings], needs: Sequence[str]) -> str:
     if errors:
         raise combine(errors)
     run = Folder(order.save_ckpt_path)
-    # Asked before the first step, not after the last.
-    if run.path and not is_writable(run.path):
-        remedy = "use another --save-ckpt-path"
-        raise DataError(f"save_ckpt_path ({run.path})", "cannot be written", remedy)
+    check_folder(order)
     name = order.pretrained_ckpt_path
     flag = "--pretrained-ckpt-path"
     if not order.do_training and run.path and (name is None or run.newest):
@@ -104,7 +107,7 @@ def take_lengths(draft: Draft[FinetuneSettings]) -> str:
         stored = read_embedding(source.folder)
         if "pooling" in stored and "pooling" not in order.model_fields_set:
             order = changed(order, pooling=stored["pooling"])
-            draft.lines.append(f"run: pooling is {order.pools_by}, as in {source.folder}")
+            logger.info(f"run: pooling is {order.pools_by}, as in {source.folder}")
     if order.tokenizer_path is not None:
         draft.tokenizer = TokenizerFolder(models.find_tokenizer(order.tokenizer_path))
     if "max_seq_length" not in order.model_fields_set:
@@ -114,22 +117,23 @@ def take_lengths(draft: Draft[FinetuneSettings]) -> str:
         longest = min(filter(None, lengths))
         if longest < order.max_seq_length:
             order = changed(order, max_seq_length=longest)
-        draft.lines.append(f"run: max_seq_length is {order.max_seq_length} (default)")
+        logger.info(f"run: max_seq_length is {order.max_seq_length} (default)")
     draft.order = order
     return ""
 
 
 def read_examples(draft: Draft[Settings], build: Build[Settings]) -> str:
-    """Read the examples of the task, with the outputs of its teacher."""
+    """Read the examples of the task; nothing without the model, which `bert doctor` has reported."""
     order = draft.order
     source = draft.start.source
     if order.generated_dataset:
-        draft.lines.append("run: trains on synthetic examples; nothing is scored")
+        logger.info("run: trains on synthetic examples; nothing is scored")
         names = ("0", "1") if order.head.has_label_names else None
         examples = synthetic_examples(order, SYNTHETIC_EXAMPLES)
         draft.task = Task(SYNTHETIC_LABELS, names, examples)
         return "synthetic examples"
-    assert draft.tokenizer is not None
+    if draft.start is NEW or draft.tokenizer is None:
+        return ""
     tokenizer = models.read_tokenizer_for(order.bert_config, draft.tokenizer)
     if source is not None and not order.do_training:
         needed = ARCHITECTURES[order.bert_config.architecture].class_name(order.head)
@@ -139,10 +143,43 @@ def read_examples(draft: Draft[Settings], build: Build[Settings]) -> str:
     for part in filter(None, (task.train, *task.development.values())):
         models.check_segments(order.bert_config, part)
     if isinstance(order, TaskSettings) and order.distillation.teacher is not None:
-        task = with_teacher(order, task, tokenizer)
-    if task.teach is not None:
-        task = task.teach(task=task, group=runtime(order.engine).group_of(draft.mesh))
+        task = replace(task, teach=partial(teacher.find_labels, order, tokenizer))
     draft.task = task
+    return ""
+
+
+def plan_steps(draft: Draft[FinetuneSettings]) -> str:
+    """Make the plan of training on all examples, also on those that the teacher is going to label."""
+    order = draft.order
+    task = draft.task
+    examples = training_examples(task, order.seed)
+    if examples is None:
+        return ""
+    number = len(examples)
+    if task.train_unlabelled is not None:
+        number += len(task.train_unlabelled)
+    draft.plan = make_plan(order, number // order.texts_per_example)
+    return describe_plan(draft.plan)
+
+
+def training_examples(task: Task, seed: int) -> Features | None:
+    """Return the examples that a run with a seed trains on."""
+    if task.train is None or task.draw is None:
+        return task.train
+    return task.draw(task.train, seed)
+
+
+def find_teacher(draft: Draft[FinetuneSettings]) -> str:
+    """Open the teacher, if the task has one, and check that the run can learn from it."""
+    if draft.task.teach is not None:
+        draft.learn = draft.task.teach(draft.task)
+    return ""
+
+
+def read_outputs(draft: Draft[FinetuneSettings]) -> str:
+    """Compute the outputs of the teacher on the training examples."""
+    if draft.learn is not None:
+        draft.task = draft.learn(runtime(draft.order.engine).group_of(draft.mesh))
     return ""
 
 
@@ -157,7 +194,7 @@ def _scored_as_trained(settings: Settings, source: Source) -> Settings:
     trained = {n: v for n, v in trained.items() if n not in settings.model_fields_set}
     for name, value in trained.items():
         if value != getattr(settings, name):
-            print_line(f"run: {name} is {value}, as in the training of {source.folder}")
+            logger.info(f"run: {name} is {value}, as in the training of {source.folder}")
     return changed(settings, **trained) if trained else settings
 
 

@@ -18,13 +18,13 @@ from bert_cli.parallel.engine import Batch, Engine
 from bert_cli.parallel.runtime import Mesh
 from bert_cli.planning.checks import Check
 from bert_cli.planning.plan import Plan
-from bert_cli.processes import print_line
+from bert_cli.processes import lines_to, print_line
 from bert_cli.settings.markers import FIXED, marked
 from bert_cli.statistics import Sample
 from bert_cli.tasks.model import models
 from bert_cli.tasks.run.resolve import Order
 from bert_cli.tasks.run.start import Start
-from bert_cli.tasks.run.task import Task
+from bert_cli.tasks.run.task import Learn, Task
 from bert_cli.train.checkpoint import Folder
 from bert_cli.train.loop import StopRequest
 
@@ -99,13 +99,13 @@ class Draft(Generic[Order]):
     tokenizer: TokenizerFolder | None = None
     """The tokenizer of the examples, which is saved with the model; None for synthetic examples."""
     task: Task = PRETRAINING
+    learn: Learn | None = None
+    """Returns the task with the outputs of its teacher."""
     stream: ExampleStream | None = None
     held_out: ExampleStream | None = None
     plan: Plan | None = None
     checks: list[Check] = field(default_factory=list)
     """Checks of the text, whose warnings a run prints."""
-    lines: list[str] = field(default_factory=list)
-    """What a run prints of its steps."""
 
     @cached_property
     def processes(self) -> Processes:
@@ -120,14 +120,14 @@ class Draft(Generic[Order]):
             self.start = replace(self.start, source=extended)
 
     def take(self, steps: "Steps") -> None:
-        """Take steps; rank 0 prints their lines and warnings."""
+        """Take steps. Of several processes only rank 0 prints, as long as the stack of the draft is open."""
+        if self.processes.rank > 0:
+            self.stack.enter_context(lines_to("nowhere"))
         for _, step in steps:
             step(self)
-            warnings = [check.warning for check in self.checks if check.warns]
-            for line in (*self.lines, *warnings):
-                if self.processes.rank == 0:
-                    print_line(line)
-            self.lines.clear()
+            for check in self.checks:
+                if check.warns:
+                    print_line(check.warning)
             self.checks.clear()
 
     def job(self, plan: Plan, stream: Stream, sample: Batch) -> Job:

@@ -22,7 +22,6 @@ from bert_cli.processes import print_error, print_line
 from bert_cli.statistics import Sample, identify, sample_of
 from bert_cli.tasks.run import train
 from bert_cli.tasks.run.job import Draft, Job
-from bert_cli.tasks.run.resolve import check_output_paths
 from bert_cli.tasks.run.steps import STEPS
 from bert_cli.tasks.run.task import Result, compare, kept_baselines
 from bert_cli.train import health, scores
@@ -32,7 +31,6 @@ from bert_cli.train.metrics import BITS_PER_BYTE
 
 def run(settings: PretrainSettings) -> None:
     """Train to the last step of the phase, or until a stop is requested, and save; compare it with the baseline."""
-    check_output_paths(settings)
     with ExitStack() as stack:
         job = resolve(settings, stack)
         train.describe_run(job)

@@ -8,7 +8,8 @@ from typing import cast
 
 from bert_cli.config.tools import DoctorSettings
 from bert_cli.config.training import Order, TrainSettings
-from bert_cli.errors import ConfigError, DeviceError, needs_extra
+from bert_cli.disk import is_writable
+from bert_cli.errors import ConfigError, DataError, DeviceError, needs_extra
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.runtime import Devices, Layout, Mesh, Runtime
 from bert_cli.parse.load import changed
@@ -16,6 +17,14 @@ from bert_cli.processes import quiet_imports
 from bert_cli.tasks.model.models import Source
 
 ONE_PROCESS = Processes(())
+
+
+def check_folder(settings: TrainSettings) -> None:
+    """Raise DataError for a run's folder that cannot be written, before the first step and not after the last."""
+    folder = settings.save_ckpt_path
+    if folder is not None and not is_writable(folder):
+        remedy = "use another --save-ckpt-path"
+        raise DataError(f"save_ckpt_path ({folder})", "cannot be written", remedy)
 
 
 def check_output_paths(settings: TrainSettings) -> None:

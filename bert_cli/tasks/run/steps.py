@@ -3,8 +3,6 @@
 Each returns what it has found as text, "" if it had nothing to do.
 """
 
-import os
-from contextlib import redirect_stdout
 from typing import Any
 
 import numpy as np
@@ -12,10 +10,10 @@ import numpy as np
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.data.examples.reader import ExampleStream
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, logger
 from bert_cli.parallel.cluster import StoppedWhileJoiningError
 from bert_cli.planning import layout
-from bert_cli.planning.plan import make_plan
+from bert_cli.planning.plan import Plan, make_plan
 from bert_cli.processes import print_error
 from bert_cli.tasks.run import corpora, resolve
 from bert_cli.tasks.run.job import Draft, Steps
@@ -24,6 +22,13 @@ from bert_cli.text import count
 from bert_cli.train.loop import StopRequest
 
 SAMPLE = 8  # examples that are read to check the records
+
+
+def find_folder(draft: Draft[PretrainSettings]) -> str:
+    """Check where the run saves."""
+    resolve.check_output_paths(draft.order)
+    resolve.check_folder(draft.order)
+    return "" if draft.order.save_ckpt_path is not None else "nothing will be saved"
 
 
 def find_model(draft: Draft[PretrainSettings]) -> str:
@@ -40,7 +45,7 @@ def take_sizes(draft: Draft[PretrainSettings]) -> str:
     """Take the sizes of the records, on which memory and layout depend."""
     configured = draft.order.bert_config
     draft.order = corpora.with_rows_for_records(draft.order, draft.start.source)
-    draft.lines += corpora.describe_vocabulary(configured, draft.order)
+    corpora.note_vocabulary(configured, draft.order)
     return ""
 
 
@@ -49,7 +54,7 @@ def choose_layout(draft: Draft[Any]) -> str:
     order = draft.order
     processes = draft.processes
     if order.about is not None:
-        draft.lines.append(f"{order.about.what}\n{order.about.expect}")
+        logger.info(f"{order.about.what}\n{order.about.expect}")
     if order.is_open or order.require_gpu:
         device_kind, number, memory = resolve.find_devices(order, processes)
     if order.is_open:
@@ -62,7 +67,7 @@ def choose_layout(draft: Draft[Any]) -> str:
         order = layout.choose(order, device_kind, number, memory, processes.count)
         draft.order = order
         what = f"micro-batch {order.global_batch.micro_batch_size}" if is_auto else "layout"
-        draft.lines.append(f"{what}: chosen for {number} x {device_kind} of {memory / 1e9:.1f} GB")
+        logger.info(f"{what}: chosen for {number} x {device_kind} of {memory / 1e9:.1f} GB")
     layout.check_processes(order.global_batch, processes.count)
     text = f"{layout.shape(order)}, idle for {layout.idle(order):.1%} of a step"
     if processes.count > 1:
@@ -71,15 +76,9 @@ def choose_layout(draft: Draft[Any]) -> str:
 
 
 def take_devices(draft: Draft[Any]) -> str:
-    """Handle signals, join the other processes and take the devices.
-
-    Of several processes only rank 0 prints, as long as the stack of the draft is open.
-    """
+    """Handle signals, join the other processes and take the devices."""
     draft.stop = draft.stack.enter_context(StopRequest())
     order = draft.order
-    if draft.processes.rank > 0:
-        nothing = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-        draft.stack.enter_context(redirect_stdout(nothing))
     try:
         mesh = resolve.open_mesh(order, draft.processes, draft.stop)
     except StoppedWhileJoiningError:
@@ -127,7 +126,7 @@ def open_held_out(draft: Draft[PretrainSettings], name: str = "validation_dir") 
     draft.held_out = held_out
     is_paired = draft.stream is not None and draft.stream.has_next_sentences
     if is_paired and not held_out.has_next_sentences:
-        draft.lines.append(
+        logger.info(
             f"validation_dir ({order.validation_dir}): has no sentence pairs, so no next-sentence score; "
             "make it without --no-nsp to get one"
         )
@@ -156,6 +155,11 @@ def plan_steps(draft: Draft[PretrainSettings]) -> str:
     else:
         return ""
     draft.plan = plan
+    return describe_plan(plan)
+
+
+def describe_plan(plan: Plan) -> str:
+    """Return the length and the learning rate of a run in words."""
     return (
         f"{count(plan.total_steps, 'step')} of {plan.step_in_words}; learning rate up to "
         f"{plan.peak_learning_rate:g}, {count(plan.warmup_steps, 'warm-up step')}"
@@ -164,6 +168,7 @@ def plan_steps(draft: Draft[PretrainSettings]) -> str:
 
 # The steps of pre-training from its order to its plan.
 STEPS: Steps = (
+    ("save_ckpt_path", find_folder),
     ("model", find_model),
     ("sizes", take_sizes),
     ("layout", choose_layout),

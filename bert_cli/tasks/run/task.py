@@ -19,6 +19,7 @@ from bert_cli.data.random import chooses
 from bert_cli.errors import DeviceError
 from bert_cli.files import JSONObject, atomic_folder
 from bert_cli.parallel.engine import Batch, Engine, StopRequested, Value
+from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_line
 from bert_cli.statistics import Examples, Sample, Score, describe, difference, intervals
 from bert_cli.text import count
@@ -83,6 +84,10 @@ def half_of(examples: Examples, *, choosing: bool) -> Bools:
     return rows if rows.any() else ~rows
 
 
+# Returns the task with the outputs of its teacher, which the processes of a group compute together.
+Learn = Callable[[ProcessGroup], "Task"]
+
+
 @dataclass(frozen=True)
 class Task:
     """A task for fine-tuning."""
@@ -103,8 +108,8 @@ class Task:
     """Sets that are only predicted, at the end."""
     train_unlabelled: Features | None = None
     """More examples for training, which only a teacher labels."""
-    teach: Callable[..., "Task"] | None = None
-    """Returns a `task` with the outputs of a teacher, which the processes of a `group` compute together."""
+    teach: Callable[["Task"], "Learn"] | None = None
+    """Opens the teacher of a task."""
     baselines: Callable[[], Mapping[str, Result]] | None = None
     """Computes the results of simple methods on the development sets, by their names."""
     prepare: Prepare = Step.prepare

@@ -23,13 +23,13 @@ from bert_cli.config.use import PredictSettings
 from bert_cli.data.finetune.embeddings import unit_vectors
 from bert_cli.data.finetune.features import Features, cached, texts_hash
 from bert_cli.data.tokens.tokenizer import TextTokenizer
-from bert_cli.errors import ConfigError
+from bert_cli.errors import ConfigError, logger
 from bert_cli.parallel.group import ProcessGroup
 from bert_cli.processes import print_line
 from bert_cli.tasks.model import models
 from bert_cli.tasks.model.opened import Input, Predictor, labels_of, open_model, task_of
 from bert_cli.tasks.model.vectors import BATCH, Embedding, open_vectors
-from bert_cli.tasks.run.task import Task
+from bert_cli.tasks.run.task import Learn, Task
 from bert_cli.text import count
 from bert_cli.train.loop import Step
 
@@ -37,13 +37,11 @@ from bert_cli.train.loop import Step
 STORED_AT_ONCE = 64 * BATCH
 
 
-def with_teacher(order: TaskSettings, task: Task, tokenizer: TextTokenizer) -> Task:
-    """Return the task with the teacher's outputs on its training examples.
+def find_labels(order: TaskSettings, tokenizer: TextTokenizer, task: Task) -> Learn:
+    """Return what adds the outputs of the teacher of a task with labels.
 
     Raises ConfigError for a teacher of another task, with other labels, another vocabulary or too few positions.
     """
-    examples = task.train
-    assert examples is not None
     distillation = order.distillation
     source = models.find_source(str(distillation.teacher), "--distillation.teacher")
     where = f"distillation.teacher ({source.folder})"
@@ -63,8 +61,22 @@ def with_teacher(order: TaskSettings, task: Task, tokenizer: TextTokenizer) -> T
         problem = "is only for `bert classify` and for tasks of `bert glue` whose texts are columns"
         raise ConfigError("distillation.unlabelled_file", problem, "leave it out")
     outputs = label_order(source, task.label_names) or range(task.labels)
+    logger.info(f"run: learns from the outputs of {source.folder}")
+    return lambda _: _with_labels(order, tokenizer, task, source, outputs)
+
+
+def _with_labels(
+    order: TaskSettings,
+    tokenizer: TextTokenizer,
+    task: Task,
+    source: models.Source,
+    outputs: Sequence[int],
+) -> Task:
+    """Return the task with `outputs` of the teacher on its training examples."""
+    examples = task.train
+    assert examples is not None
+    distillation = order.distillation
     weights = source.fingerprint
-    print_line(f"run: learns from the outputs of {source.folder}")
 
     def taught(part: Features, weight: float) -> Features:
         """Return examples with the teacher's outputs as columns, and as labels if they have none."""
@@ -106,13 +118,13 @@ def label_order(source: models.Source, names: Sequence[str] | None) -> list[int]
         f"LABEL_{number}" for number in range(len(names))
     ):
         assumed = f"have no names; assumed to be in this order: {', '.join(names)}"
-        print_line(f"run: the labels of {source.folder} {assumed}")
+        logger.info(f"run: the labels of {source.folder} {assumed}")
         return None
     if sorted(model_names) != sorted(names):
         where = f"{source.where} (labels {', '.join(model_names)})"
         problem = f"are not the labels of this task ({', '.join(names)})"
         raise ConfigError(where, problem, "use a model that was trained for the task")
-    print_line(f"run: the labels of {source.folder} are in another order; they are reordered")
+    logger.info(f"run: the labels of {source.folder} are in another order; they are reordered")
     return [model_names.index(name) for name in names]
 
 
@@ -128,21 +140,33 @@ def _logits(
     return {"logits": predictor.of_examples(examples, names)}
 
 
-def with_vectors(
-    settings: EmbedSettings, task: Task, texts: Sequence[str], group: ProcessGroup
-) -> Task:
-    """Return the task with the teacher's vectors of its training texts, `teacher_vectors` [n, D], D the student's size.
+def find_vectors(settings: EmbedSettings, texts: Sequence[str], task: Task) -> Learn:
+    """Return what adds the teacher's vectors of the training texts.
 
-    The processes of `group` divide the texts. Raises CheckpointError without the teacher, ConfigError for one that is
-    not supported, DataError if the cache cannot be written, DeviceError for vectors that are not finite.
+    Raises CheckpointError without the teacher, ConfigError for one that is not supported.
     """
     source = models.find_source(str(settings.distillation.teacher), "--distillation.teacher")
     predictor = open_vectors(source, normalize=True)
+    logger.info(f"run: learns the vectors of {source.folder}")
+    return partial(_with_vectors, settings, texts, task, predictor)
+
+
+def _with_vectors(
+    settings: EmbedSettings,
+    texts: Sequence[str],
+    task: Task,
+    predictor: Embedding,
+    group: ProcessGroup,
+) -> Task:
+    """Return the task with `teacher_vectors` [n, D] of its texts, D the student's size; the processes divide the texts.
+
+    Raises DataError if the cache cannot be written, DeviceError for vectors that are not finite.
+    """
+    source = predictor.model.source
     pooling = predictor.settings.pooling
     length = predictor.max_seq_length
     described = source.fingerprint, predictor.tokenizer.fingerprint, pooling, length
     teacher = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
-    print_line(f"run: learns the vectors of {source.folder}")
     vectors = _vectors_of(texts, predictor, settings.cache_dir, teacher, group)
     assert task.train is not None
     columns = {"teacher_vectors": unit_vectors(_resized(vectors, task.labels))}

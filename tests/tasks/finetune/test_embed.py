@@ -13,7 +13,7 @@ from bert_cli.cli import main
 from bert_cli.config.embed import EmbedSettings
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.tasks.finetune import embed
-from bert_cli.tasks.run import finetune, finetune_steps, resolve
+from bert_cli.tasks.run import finetune, resolve
 from bert_cli.tasks.run.job import Draft
 from bert_cli.train.checkpoint import complete_checkpoints
 
@@ -138,6 +138,6 @@ def test_pooling_and_length_of_the_model_are_the_defaults(given, expected, home,
     settings = EmbedSettings.model_validate(values)
     with ExitStack() as stack:
         draft = Draft(settings, stack)
-        draft.take(finetune_steps.steps_of(embed.build))
+        draft.take(embed.STEPS)
     used = draft.order
     assert (used.pooling, used.max_seq_length) == expected

@@ -31,7 +31,7 @@ def first_step(home, **changes):
     settings = EmbedSettings.model_validate(values)
     mesh = resolve.open_mesh(settings)
     task = embed.build(settings, read_tokenizer(home / "plain"), None)
-    task = task.teach(task=task, group=group_of(mesh)) if task.teach else task
+    task = task.teach(task)(group_of(mesh)) if task.teach else task
     plan, reader, _ = finetune.open_features(settings, task.train, mesh, task.reader)
     engine, state, _ = build.build_run(settings, mesh, plan)
     models.load_weights(models.find_source(str(home / "plain")), state.weights)

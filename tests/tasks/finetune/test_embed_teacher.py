@@ -32,7 +32,8 @@ def taught(name, cache, texts, group=None):
     settings = EmbedSettings.model_validate(values)
     features = Features(*(np.zeros(0, kind) for kind in ("i4", "i1", "i8")))
     task = Task(TINY.hidden_size, None, features)
-    return teacher.with_vectors(settings, task, texts, group or group_of(open_mesh(settings))).train
+    learn = teacher.find_vectors(settings, texts, task)
+    return learn(group or group_of(open_mesh(settings))).train
 
 
 def vectors_of(*arguments):

@@ -21,12 +21,14 @@ from bert_cli.data.finetune.tables import TextExamples
 from bert_cli.data.random import chooses
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import DeviceError
+from bert_cli.parallel.tensorflow.mesh import group_of
 from bert_cli.statistics import identify, mean_of
 from bert_cli.tasks.finetune import classify, texts
 from bert_cli.tasks.model.models import find_tokenizer
 from bert_cli.tasks.run import task, teacher
+from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.tasks.run.task import Result, Scorer, Task
-from bert_cli.tasks.run.teacher import with_teacher
+from bert_cli.tasks.run.teacher import find_labels
 from bert_cli.train import checkpoint
 from bert_cli.train.checkpoint import Folder, complete_checkpoints
 
@@ -308,7 +310,8 @@ def taught(base, teacher, file="train", more=None, **distillation):
     values["distillation"] = {"teacher": str(teacher), **distillation}
     settings = ClassifySettings.model_validate(values)
     tokenizer = read_tokenizer(base / "model")
-    return with_teacher(settings, classify.build(settings, tokenizer, None), tokenizer).train
+    learn = find_labels(settings, tokenizer, classify.build(settings, tokenizer, None))
+    return learn(group_of(open_mesh(settings))).train
 
 
 def test_texts_without_labels_have_the_teachers_outputs_alone(base, trained):

@@ -17,8 +17,10 @@ from bert_cli.data.finetune.squad import gold_of, read_squad, squad_samples
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
 from bert_cli.model.build import build_blocks
+from bert_cli.parallel.tensorflow.mesh import group_of
 from bert_cli.tasks.finetune import glue, squad
-from bert_cli.tasks.run.teacher import with_teacher
+from bert_cli.tasks.run.resolve import open_mesh
+from bert_cli.tasks.run.teacher import find_labels
 from bert_cli.train.checkpoint import Folder
 
 COMMON = [
@@ -234,7 +236,7 @@ def test_the_outputs_of_a_teacher_are_in_the_order_of_the_tasks_labels(base, ent
         values |= {"cache_dir": None, "distillation": {"teacher": str(teacher)}}
         settings = GlueSettings.model_validate(values)
         task = glue.build(settings, tokenizer, None)
-        taught = with_teacher(settings, task, tokenizer)
+        taught = find_labels(settings, tokenizer, task)(group_of(open_mesh(settings)))
         columns.append(taught.train.labels["teacher_logits"])
     np.testing.assert_allclose(columns[0], columns[1], atol=1e-6)
     # The teacher is right about most examples.
