@@ -110,7 +110,9 @@ def _checked(workers: Sequence[str], rank: int, source: str) -> Processes:
     if not 0 <= rank < len(workers):
         problem = f"is not a rank of {len(workers)} processes"
         raise ConfigError(f"{source} (rank {rank})", problem, "ranks count from 0")
-    return Processes(tuple(workers), rank, source) if len(workers) > 1 else Processes(())
+    if len(workers) == 1:
+        return Processes(())
+    return Processes(tuple(workers), rank, source)
 
 
 class _Jobs(BaseModel, extra="forbid"):
@@ -144,7 +146,9 @@ def _from_tf_config(text: str) -> Processes:
     if task is None or task.index >= len(getattr(jobs, task.type)):
         raise ConfigError(f"TF_CONFIG (task: {task})", "is not a task of this cluster", remedy)
     # The chief is rank 0, as in TensorFlow, and the workers follow.
-    rank = task.index if task.type == "chief" else len(jobs.chief) + task.index
+    rank = len(jobs.chief) + task.index
+    if task.type == "chief":
+        rank = task.index
     return _checked(workers, rank, "TF_CONFIG")
 
 
@@ -164,7 +168,9 @@ def _from_slurm(environment: Mapping[str, str]) -> Processes:
         if len(hosts) != len(counts) or sum(counts) != tasks:
             raise ValueError(f"{len(hosts)} hosts, tasks per host {counts}, {tasks} tasks")
         # The host of each rank, and the number of the rank on that host.
-        ranks = [(host, number) for host, count in enumerate(counts) for number in range(count)]
+        ranks: list[tuple[int, int]] = []
+        for host, count in enumerate(counts):
+            ranks += [(host, number) for number in range(count)]
         distribution = re.split("[:,]", environment.get("SLURM_DISTRIBUTION", "block").lower())[0]
         if distribution == "cyclic":
             ranks.sort(key=lambda pair: pair[::-1])
@@ -194,7 +200,10 @@ def _expand_counts(text: str) -> list[int]:
     matches = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
     if None in matches:
         raise ValueError(f"tasks per node {text!r}")
-    return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]
+    counts: list[int] = []
+    for match in filter(None, matches):
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
 
 
 def _expand_hosts(nodes: str) -> list[str]:
@@ -204,15 +213,12 @@ def _expand_hosts(nodes: str) -> list[str]:
         parts: list[list[str]] = []
         for text, numbers in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", name):
             ranges = [part.partition("-") for part in numbers.split(",")] if numbers else []
-            parts.append(
-                [
-                    # `n[08-10]` keeps its zeros: n08, n09, n10.
-                    f"{number:0{len(first)}}"
-                    for first, _, last in ranges
-                    for number in range(int(first), int(last or first) + 1)
-                ]
-                or [text]
-            )
+            members: list[str] = []
+            for first, _, last in ranges:
+                span = range(int(first), int(last or first) + 1)
+                # `n[08-10]` keeps its zeros: n08, n09, n10.
+                members += [f"{number:0{len(first)}}" for number in span]
+            parts.append(members or [text])
         hosts += map("".join, itertools.product(*parts))
     return hosts
 

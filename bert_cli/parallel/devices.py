@@ -26,7 +26,9 @@ M_ARENA_MAX = -8
 
 def gpus_of(local_rank: int, count: int, environment: Mapping[str, str]) -> list[str]:
     """Return the GPUs of one of `count` processes on this host; empty without GPUs, and for a single process."""
-    return divide_gpus(visible_gpus(environment), local_rank, count) if count > 1 else []
+    if count == 1:
+        return []
+    return divide_gpus(visible_gpus(environment), local_rank, count)
 
 
 def divide_gpus(gpus: list[T], local_rank: int, count: int) -> list[T]:
@@ -91,17 +93,23 @@ def part_of_gpus(gpus: list[T], processes: "Processes") -> list[T]:
 def processor_flags(cpuinfo: str) -> set[str]:
     """Return the instruction flags of the processor in the text of /proc/cpuinfo; none if it does not list them."""
     flags = re.search(r"^(?:flags|Features)\s*: (.*)$", cpuinfo, re.MULTILINE)
-    return set(flags[1].split()) if flags else set()
+    if flags:
+        return set(flags[1].split())
+    return set()
 
 
 def traits_of_results(engine: str, accelerators: Sequence[str]) -> dict[str, str]:
     """Return what the last bits of an update depend on: versions, and accelerators or the processor's instructions."""
-    names = ("keras", "numpy", engine, *(("jaxlib",) if engine == "jax" else ()))
+    names = ["keras", "numpy", engine]
+    if engine == "jax":
+        names.append("jaxlib")
     versions = {**package_versions(names), "python": ""}  # of Python any does
     traits = {f"version of {name}": number for name, number in versions.items() if number}
     if accelerators:
         return {**traits, "kind of accelerator": " ".join(sorted(set(accelerators)))}
-    flags = processor_flags(CPUINFO.read_text()) if CPUINFO.is_file() else set()
+    flags: set[str] = set()
+    if CPUINFO.is_file():
+        flags = processor_flags(CPUINFO.read_text())
     return {**traits, "set of instructions": " ".join(sorted(filter(VECTORS.fullmatch, flags)))}
 
 

@@ -198,10 +198,9 @@ def count(batch: Batch, columns: Mapping[str, str]) -> Sums:
     """
     # The attention mask numbers the sequences of a pack from 1.
     examples = float(np.sum(np.max(batch["input_mask"], axis=-1)))
-    sums = {
-        name: float(np.sum(batch[column])) if column in batch else examples
-        for name, column in columns.items()
-    }
+    sums = {}
+    for name, column in columns.items():
+        sums[name] = float(np.sum(batch[column])) if column in batch else examples
     tokens = float(np.count_nonzero(batch["input_mask"]))
     return {**sums, "examples": examples, "tokens": tokens}
 

@@ -19,7 +19,9 @@ REPORT_SECONDS = 60.0  # that this process waits before it names the late ranks
 
 def lost_process(rank: int | None, workers: Sequence[str]) -> DeviceError:
     """Return the error of a process that lost one of `workers` (host:port), of unknown rank if `rank` is None."""
-    which = "another process" if rank is None else f"rank {rank} ({workers[rank]})"
+    which = "another process"
+    if rank is not None:
+        which = f"rank {rank} ({workers[rank]})"
     remedy = "read its last message, then start the same command again to continue from the last checkpoint"
     return DeviceError("cluster", f"{which} is gone, so this process ends too", remedy)
 
@@ -61,7 +63,9 @@ class ProcessGroup(ABC):
     def broadcast(self, numbers: Sequence[float]) -> list[float]:
         """Return the numbers that rank 0 passes, bit for bit."""
         array = np.asarray(numbers, np.float64)
-        return self.all_reduce(array if self.rank == 0 else np.zeros_like(array)).tolist()
+        if self.rank != 0:
+            array = np.zeros_like(array)
+        return self.all_reduce(array).tolist()
 
     def barrier(self) -> None:
         """Wait until every process has called this method."""

@@ -131,7 +131,8 @@ class _Child:
                 if is_error and text.strip():
                     self.last_lines.append(text)
                 with _Child.printing, suppress(Exception):
-                    (print_error if is_error else print_line)(f"[{self.process.rank}] {text}")
+                    write = print_error if is_error else print_line
+                    write(f"[{self.process.rank}] {text}")
 
 
 Events = queue.SimpleQueue[_Child | signal.Signals]
@@ -195,21 +196,27 @@ def _report(failed: _Child, others: Sequence[_Child]) -> None:
     """Print how a process ended, and repeat its last lines."""
     failed.drain()
     stopped = f"; {_ranks(others)} asked to stop" if others else ""
-    last = "its last lines:" if failed.last_lines else "it wrote nothing to standard error"
+    last = "it wrote nothing to standard error"
+    if failed.last_lines:
+        last = "its last lines:"
     head = f"{failed.process} {_how_it_ended(failed.code)}{stopped}; {last}"
     _print_line("\n  ".join([head, *failed.last_lines]))
 
 
 def _ranks(children: Sequence[_Child]) -> str:
     numbers = ", ".join(str(child.process.rank) for child in children)
-    return f"rank{'s' if len(children) > 1 else ''} {numbers}"
+    if len(children) > 1:
+        return f"ranks {numbers}"
+    return f"rank {numbers}"
 
 
 def _how_it_ended(code: int | None) -> str:
     with suppress(ValueError):
         if code and code > 128:
             name = signal.Signals(code - 128).name
-            cause = ", usually because the machine ran out of memory" if name == "SIGKILL" else ""
+            cause = ""
+            if name == "SIGKILL":
+                cause = ", usually because the machine ran out of memory"
             return f"was killed by {name}{cause}"
     return f"ended with exit code {code}"
 
@@ -228,8 +235,10 @@ def main(local_rank: int, count: int, grace_seconds: float, program: Sequence[st
         return error.exit_code
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    elif cores := cores_of(local_rank, count):
-        os.sched_setaffinity(0, cores)
+    else:
+        cores = cores_of(local_rank, count)
+        if cores:
+            os.sched_setaffinity(0, cores)
     # In a group of its own, which is killed with all that the program has started.
     child = subprocess.Popen(program, stdin=DEVNULL, process_group=0)
     on_stop_signals(lambda received, _: child.send_signal(received))

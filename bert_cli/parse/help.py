@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from pydantic import BaseModel
@@ -45,7 +46,8 @@ def usual_sections(sections: Sequence[Section], command: str) -> list[Section]:
         marked = [option for option in section.options if option.is_usual]
         if section.title in ("arguments", f"options of bert {command}"):
             is_marked = any(option is not CONFIG for option in marked)
-            shown.append(replace(section, options=marked if is_marked else section.options))
+            options = marked if is_marked else section.options
+            shown.append(replace(section, options=options))
         else:
             usual.options.extend(marked)
     return [*shown, usual]
@@ -77,9 +79,16 @@ def add_help(
     if has_more and not is_complete:
         sections = usual_sections(sections, command)
     usage = f"bert {command} [options]"
-    for option in (o for section in sections for o in section.options if not o.flags):
-        word = f"{option.takes} ..." if option.is_list else option.takes
-        usage += f" {word}" if option.is_required else f" [{word}]"
+    options = chain.from_iterable(section.options for section in sections)
+    for option in options:
+        if option.flags:
+            continue
+        word = option.takes
+        if option.is_list:
+            word += " ..."
+        if not option.is_required:
+            word = f"[{word}]"
+        usage += f" {word}"
     parser.usage = USAGES.get(command, usage)
     paragraphs = purpose_of(settings).split("\n\n")
     parser.description = "\n\n".join(textwrap.fill(text, _width()) for text in paragraphs)
@@ -94,7 +103,9 @@ def add_help(
         general.add_argument("--help-all", action="help", help=f"List all {total} options.")
     _add_to_help(general, LOG_LEVEL)
     lines = [wrap_command(line, _width()) for line in examples_of(settings)]
-    parser.epilog = "\n".join(["examples:", *lines]) if lines else None
+    parser.epilog = None
+    if lines:
+        parser.epilog = "\n".join(["examples:", *lines])
     return parser
 
 
@@ -102,7 +113,9 @@ def _add_to_help(group: argparse._ArgumentGroup, option: Option) -> None:
     text = option.describe().replace("%", "%%")
     is_too_wide = len("  " + ", ".join([*option.flags, option.takes])) > _width()
     if option.flags and not option.takes:
-        flags = option.flags[:1] if is_too_wide else option.flags
+        flags = option.flags
+        if is_too_wide:
+            flags = flags[:1]
         group.add_argument(*flags, action="store_true", help=text, dest=option.name)
         return
     more: dict[str, Any] = {"dest": option.name}
@@ -110,7 +123,9 @@ def _add_to_help(group: argparse._ArgumentGroup, option: Option) -> None:
         nargs = {(0, 0): "?", (0, 1): None, (1, 0): "*", (1, 1): "+"}
         more = {"nargs": nargs[option.is_list, option.is_required]}
     # The text names the choices, too.
-    takes = option.name.rpartition("_")[2].upper() if is_too_wide else option.takes
+    takes = option.takes
+    if is_too_wide:
+        takes = option.name.rpartition("_")[2].upper()
     more |= {"metavar": takes, "help": text, "choices": option.choices or None}
     group.add_argument(*(option.flags or (option.name,)), **more)
 

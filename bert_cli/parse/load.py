@@ -66,7 +66,8 @@ def find_config(name: str, given_as: str = "--config", folder: Path = Path()) ->
     if path.is_file():
         return path
     shipped = named_configs()
-    if config := shipped.get(name.removesuffix(".json")):
+    config = shipped.get(name.removesuffix(".json"))
+    if config:
         return config
     # Names to suggest: of shipped configs, and of the files in the folder that was meant.
     files = {file.stem: str(Path(name).parent / file.name) for file in path.parent.glob("*.json")}
@@ -147,7 +148,8 @@ def _rename(keys: Values, shown: Callable[[str], str]) -> Loaded:
             no_effect[shown(old)] = reason
         if reason is not None or old in (new, "parallel"):
             continue
-        if second := new if new in keys else renamed.get(new):
+        second = new if new in keys else renamed.get(new)
+        if second:
             problem = f"is the old name of {shown(new)}, which is also set ({shown(second)})"
             raise ConfigError(shown(old), problem, "use one of them")
         renamed[new] = old
@@ -227,14 +229,21 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
         raise SystemExit(0)
     typed = _rename(dict(leaves(parse_words(settings, words, program))), flag_of)
     flags = dict(typed.values)
-    config = flags.pop("config", None) if "about" in settings.model_fields else None
-    path = None if config is None else find_config(config)
-    files = Loaded({}) if path is None else read_config(path)
+    config = None
+    if "about" in settings.model_fields:
+        config = flags.pop("config", None)
+    path = None
+    files = Loaded({})
+    if config is not None:
+        path = find_config(config)
+        files = read_config(path)
+
     arguments = {n for n, about in settings.model_fields.items() if POSITIONAL in about.metadata}
-    origins = {
-        where: ARGUMENT if where in arguments else flag_of(typed.renamed.get(where, where))
-        for where in flags
-    }
+    origins = {}
+    for where in flags:
+        origins[where] = flag_of(typed.renamed.get(where, where))
+        if where in arguments:
+            origins[where] = ARGUMENT
     if "command" in flags:
         origins["command"] = "after --"
     settled = _over(files, replace(typed, values=flags, origins=origins))
@@ -330,9 +339,12 @@ def _setting_error(
     settings: type[BaseModel], item: ErrorDetails, origins: Mapping[str, str]
 ) -> ConfigError:
     known = field_paths(settings)
-    names = {name for path in known for name in path.split(".")}
+    names: set[str] = set()
+    for path in known:
+        names.update(path.split("."))
     # pydantic names the type of a union ("float", "literal['dynamic']") like a key; leave it out.
-    names |= {str(item["loc"][-1])} if item["type"] == "extra_forbidden" else set()
+    if item["type"] == "extra_forbidden":
+        names.add(str(item["loc"][-1]))
     steps = [step for step in map(str, item["loc"]) if step in names or step.isdigit()]
     error = item.get("ctx", {}).get("error")
     if isinstance(error, SettingError) and error.name:
@@ -351,13 +363,18 @@ def _setting_error(
         parts = [setting.rpartition(".") for setting in known]
         near = nearest(name, [last for above, _, last in parts if above == group])
         near = near or next(("".join(part) for part in parts if part[2] == name), None)
-        remedy = f"did you mean {near!r}?" if near else "remove it"
+        remedy = "remove it"
+        if near:
+            remedy = f"did you mean {near!r}?"
         return ConfigError(where, *(why_unknown(path) or ("no such name", remedy)))
     if item["type"] == "missing":
         inside = [o for o in options_of(settings) if f"{o.name}.".startswith(f"{path}.")]
         needed = [option for option in inside if option.is_required] or inside
-        flags = " and ".join(option.flags[0] if option.flags else option.takes for option in needed)
-        remedy = f"pass {flags}" if flags else "set it there"
+        words = [option.flags[0] if option.flags else option.takes for option in needed]
+        flags = " and ".join(words)
+        remedy = "set it there"
+        if flags:
+            remedy = f"pass {flags}"
         if flags and "about" in settings.model_fields:
             remedy += " or set it in a config (--config FILE)"
         return ConfigError(where, "is missing", remedy)
@@ -378,7 +395,8 @@ def field_paths(settings: type[BaseModel], above: str = "") -> list[str]:
         for kind in kinds_of(about.annotation):
             # A list has the class of its items.
             for item in (kind, *get_args(kind)):
-                if group := group_of(item):
+                group = group_of(item)
+                if group:
                     paths += field_paths(group, f"{path}.")
     return paths
 

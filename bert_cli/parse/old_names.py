@@ -5,6 +5,7 @@ A flag is a key in kebab case, so the same tables serve config files and command
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -91,7 +92,9 @@ def why_no_effect(path: str, value: object) -> str | None:
     name = path.rpartition(".")[2]
     if name in SWITCHES:
         words, why = SWITCHES[name]
-        return why if str(value).lower() in words else None
+        if str(value).lower() not in words:
+            return None
+        return why
     return IGNORED.get(name)
 
 
@@ -122,10 +125,12 @@ def adapt(
         head: Head | None = getattr(settings, "HEAD", None)
         blocks = head.last_blocks if head else ()
         absent = [name for name in ("enc_out", "pool") if name not in blocks]
-        adapted[STAGES] = [
-            [name for name in stage if name not in absent] if isinstance(stage, list) else stage
-            for stage in stages
-        ]
+        present: list[Any] = []
+        for stage in stages:
+            if isinstance(stage, list):
+                stage = [name for name in stage if name not in absent]
+            present.append(stage)
+        adapted[STAGES] = present
         if adapted[STAGES] != stages:
             where = f"{' and '.join(absent)} in parallel.pipeline_stages"
             no_effect[where] = "the model of this task has no such blocks"
@@ -133,5 +138,6 @@ def adapt(
     is_open = all(adapted.get(name) is None for name in RUN_LENGTHS)
     if renamed and is_open and PREDICTIONS in settings.model_fields and length.isdecimal():
         samples = [n for longest, n in DEFAULT_EXAMPLES.items() if int(length) <= longest]
-        adapted |= {RUN_LENGTHS[0]: samples[0]} if samples else {}
+        if samples:
+            adapted[RUN_LENGTHS[0]] = samples[0]
     return adapted, no_effect

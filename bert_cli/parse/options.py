@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -117,7 +117,7 @@ def sections_of(settings: type[BaseModel], command: str) -> list[Section]:
 
 def options_of(settings: type[BaseModel]) -> list[Option]:
     """Return all options of a command."""
-    return [option for section in sections_of(settings, "") for option in section.options]
+    return list(chain.from_iterable(section.options for section in sections_of(settings, "")))
 
 
 CONFIG = Option(
@@ -162,7 +162,8 @@ def _group(
     assert kind is not None
     below = []
     required = required and about.is_required()
-    default = default if isinstance(default, BaseModel) else None
+    if not isinstance(default, BaseModel):
+        default = None
     for name, inner in fields_of(kind).items():
         where = f"{path}.{name}"
         if HIDDEN in inner.metadata:
@@ -376,7 +377,8 @@ def _is_value(options: Options, word: str) -> bool:
 
 def _value_of(options: Options, key: str, text: Any, program: str) -> Any:
     """Return the value of a key: of a setting, of a group in JSON, or the text of a key without effect."""
-    if option := options.get(our_name(key)):
+    option = options.get(our_name(key))
+    if option:
         try:
             return _value(option, text)
         except json.JSONDecodeError as error:

@@ -298,9 +298,10 @@ class Lines:
     def _level(self, element: Any, name: str) -> int:
         if self._levels is not None:
             return self._levels.get(_value(element, "pPr/pStyle/val"), 0)
-        level = _value(element, "outline-level")
         if re.fullmatch("h[1-6]", name):
             level = name[1:]
+        else:
+            level = _value(element, "outline-level")
         return min(int(level or 0), 6)
 
     def _write(self, text: str) -> None:

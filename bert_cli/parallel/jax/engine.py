@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import jax
@@ -61,7 +62,7 @@ class JaxEngine(Engine):
         """The last of the blocks, which `model` has built, is the head; `grid` has the devices of the mesh."""
         *body, head = blocks.values()
         self.head = cast(Head, head)
-        self.reads = {column for block in blocks.values() for column in block.READS}
+        self.reads = set(chain.from_iterable(block.READS for block in blocks.values()))
         self.seed = model.seed
         variables = named_weights(blocks.items())
         make = model.make_optimizer
@@ -124,7 +125,9 @@ class JaxEngine(Engine):
         self, rows: Sequence[Array], sharding: NamedSharding, *, is_stacked: bool
     ) -> jax.Array:
         """Return an entry of the state: its only value, or all values as rows."""
-        return place(np.stack(rows) if is_stacked else np.asarray(rows[0]), sharding)
+        if is_stacked:
+            return place(np.stack(rows), sharding)
+        return place(np.asarray(rows[0]), sharding)
 
     def _place_part(self, rows: Array, sharding: NamedSharding) -> jax.Array:
         return jax.make_array_from_process_local_data(sharding, rows)
@@ -132,11 +135,11 @@ class JaxEngine(Engine):
     @property
     def slots(self) -> dict[str, DividedArray]:
         """The slots of the optimizer for each weight, by their names in a checkpoint."""
-        return {
-            f"{name}/{slot}": self._array(row, part)
-            for name, row in self.rows.items()
-            for part, slot in enumerate(MOMENTS, 1)
-        }
+        slots = {}
+        for name, row in self.rows.items():
+            for part, slot in enumerate(MOMENTS, 1):
+                slots[f"{name}/{slot}"] = self._array(row, part)
+        return slots
 
     def _sharding(self, key: str, spec: PartitionSpec) -> NamedSharding:
         """Return the sharding of an entry of the state from the division of each weight."""
@@ -170,14 +173,10 @@ class JaxEngine(Engine):
             norms = float(squared), float(weight_squared)
         self.state.update(state)
         # Added exactly and rounded once, so that the order of the micro-batches does not matter.
-        local = {
-            name: math.fsum(
-                float(number)
-                for shard in distinct_shards(rows)
-                for number in np.asarray(shard.data).ravel()
-            )
-            for name, rows in sums.items()
-        }
+        local = {}
+        for name, rows in sums.items():
+            numbers = [np.asarray(shard.data).ravel() for shard in distinct_shards(rows)]
+            local[name] = math.fsum(map(float, chain.from_iterable(numbers)))
         return StepResult(local, *norms)
 
     def _arguments(self, batch: Batch, request: UpdateRequest, divisors: Divisors) -> Arguments:
@@ -294,8 +293,10 @@ class JaxEngine(Engine):
             (losses, totals), sums = in_replicas(partial(loss_of, totals), out_axes=axes)(columns)
             return (losses.sum(), totals), sums
 
-        add = partial(_add_gradients, loss_of_all if is_sharded else loss_of)
-        add = add if is_sharded else in_replicas(add)
+        loss = loss_of_all if is_sharded else loss_of
+        add = partial(_add_gradients, loss)
+        if not is_sharded:
+            add = in_replicas(add)
         # Where weights are complete, each replica adds up its own gradients: one all-reduce a step.
         totals = {}
         weights = self.forward_pass.prepare(weights)
@@ -311,7 +312,8 @@ class JaxEngine(Engine):
         totals, sums = lax.scan(add, totals, columns)
         # From here on divided like the update.
         for name, total in totals.items():
-            total = total if is_sharded else total.sum(0)
+            if not is_sharded:
+                total = total.sum(0)
             totals[name] = lax.with_sharding_constraint(total, self.update_shardings[name])
         return totals, sums
 
@@ -374,7 +376,9 @@ class JaxEngine(Engine):
         weights = self._local or {name: parts[0] for name, parts in self.state.items()}
         grid = self.local_grid
         # A last batch that the replicas do not divide runs complete on each of them.
-        axis = "replica" if len(batch["input_ids"]) % grid.shape["replica"] == 0 else None
+        axis = None
+        if len(batch["input_ids"]) % grid.shape["replica"] == 0:
+            axis = "replica"
         columns = {n: np.asarray(column) for n, column in batch.items() if n in self.reads}
         placed = jax.device_put(columns, NamedSharding(grid, PartitionSpec(axis)))
         with jax.set_mesh(grid), self.reporting_out_of_memory():

@@ -68,9 +68,11 @@ class ForwardPass:
         """The names of the weights that are stored as one array [rounds, ...], by the first of them."""
         stacks: dict[str, list[str]] = {}
         for blocks, rounds in self.parts:
+            if rounds == 1:
+                continue
             names = [[weight.path for weight in block.weights] for block in blocks]
             length = len(blocks) // rounds
-            for number in range(length if rounds > 1 else 0):
+            for number in range(length):
                 columns = zip(*names[number::length], strict=True)
                 stacks |= {column[0]: list(column) for column in columns}
         return stacks
@@ -79,13 +81,15 @@ class ForwardPass:
     def kernel_dtypes(self) -> dict[str, str]:
         """The dtypes to which weights are cast once, by name."""
         # Not in a loop: XLA for TPUs would copy the rounded kernels of all layers in each round.
-        return {
-            weight.path: block.kernel_dtype
-            for blocks, rounds in self.parts
-            for block in (blocks if rounds == 1 else ())
-            for weight in block.weights
-            if LAYER_KERNEL.fullmatch(weight.path) and len(weight.shape) == 2
-        }
+        dtypes = {}
+        for blocks, rounds in self.parts:
+            if rounds > 1:
+                continue
+            for block in blocks:
+                for weight in block.weights:
+                    if LAYER_KERNEL.fullmatch(weight.path) and len(weight.shape) == 2:
+                        dtypes[weight.path] = block.kernel_dtype
+        return dtypes
 
     def prepare(self, weights: Arrays) -> Arrays:
         """Return the weights as `__call__` takes them: kernels are cast."""
@@ -96,7 +100,9 @@ class ForwardPass:
 
     def stacked_spec(self, name: str, spec: PartitionSpec) -> PartitionSpec:
         """Return the division of an entry of the weights from the division of each weight."""
-        return PartitionSpec(None, *spec) if name in self.stacks else spec
+        if name in self.stacks:
+            return PartitionSpec(None, *spec)
+        return spec
 
     def __call__(
         self, weights: Arrays, columns: Arrays, key: Tensor = None, counts: Arrays | None = None
@@ -175,7 +181,8 @@ class ForwardPass:
             return hidden
 
         # Saves the arguments of `run` alone, the block's input, and computes the rest again.
-        run = jax.checkpoint(run) if self.recomputes else run
+        if self.recomputes:
+            run = jax.checkpoint(run)
         return run(_weights_of(block, weights), hidden, columns, key)
 
     @contextmanager

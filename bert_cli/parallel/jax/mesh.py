@@ -167,10 +167,13 @@ def _client() -> Any:
 
 def devices_here(processes: Processes) -> Devices:
     """Return the accelerators of this process, or its CPU."""
-    if (kind := _kind()) == "TPU":
+    kind = _kind()
+    if kind == "TPU":
         devices = jax.local_devices()
         return Devices(kind, len(devices), devices[0].memory_stats()["bytes_limit"])
-    number = len(_gpus(processes)) if kind == "GPU" else 1
+    number = 1
+    if kind == "GPU":
+        number = len(_gpus(processes))
     return Devices(kind, number, device_memory(kind, processes))
 
 
@@ -196,7 +199,9 @@ def configure_runtime(precision: str, deterministic: bool) -> None:
     """Set the options of XLA, after the options of the user. They do not depend on the precision."""
     flags = os.environ.get("XLA_FLAGS", "").strip()
     if flags[:1] in ("", "-") and FLAGS[0] not in flags:  # not the name of a file
-        added = (*FLAGS, DETERMINISTIC) if deterministic else FLAGS
+        added = list(FLAGS)
+        if deterministic:
+            added.append(DETERMINISTIC)
         os.environ["XLA_FLAGS"] = " ".join([flags, *added])
 
 
@@ -240,7 +245,9 @@ def device_grid(mesh: Mesh) -> Grid:
     of_process: dict[int, list[jax.Device]] = defaultdict(list)
     for device in jax.devices(mesh.kind.lower()):
         of_process[device.process_index].append(device)
-    devices = [device for rank in sorted(of_process) for device in of_process[rank][:each]]
+    devices: list[jax.Device] = []
+    for rank in sorted(of_process):
+        devices += of_process[rank][:each]
     return Grid(np.array(devices).reshape(mesh.replicas, *mesh.layout.tensor_shape), AXES)
 
 
@@ -250,7 +257,9 @@ def _kind() -> str:
         return {"cuda": "GPU", "gpu": "GPU", "tpu": "TPU"}.get(platforms.split(",")[0], "CPU")
     if find_spec("jax_plugins") and visible_gpus(os.environ):
         return "GPU"
-    return "TPU" if find_spec("libtpu") and os.path.exists("/dev/accel0") else "CPU"
+    if find_spec("libtpu") and os.path.exists("/dev/accel0"):
+        return "TPU"
+    return "CPU"
 
 
 def _gpus(processes: Processes) -> list[int]:

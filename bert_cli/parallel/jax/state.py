@@ -99,18 +99,21 @@ class DividedArray:
         return int(self.row.number is not None)
 
     def _row_of(self, stored: jax.Array) -> jax.Array:
-        return stored if self.row.number is None else _row(stored, self.row.number)
+        if self.row.number is None:
+            return stored
+        return _row(stored, self.row.number)
 
 
 def spec_of(name: str, shape: Shape, grid: Grid) -> PartitionSpec:
     """Return the division of a weight: not along an axis whose size the devices do not divide."""
     axes = next(axes for pattern, axes in SPECS.items() if re.fullmatch(pattern, name))
-    return PartitionSpec(
-        *(
-            axis if axis and grid.shape[axis] > 1 and size % grid.shape[axis] == 0 else None
-            for axis, size in zip(axes, shape, strict=False)
-        )
-    )
+    divided: list[str | None] = []
+    for axis, size in zip(axes, shape, strict=False):
+        if axis and grid.shape[axis] > 1 and size % grid.shape[axis] == 0:
+            divided.append(axis)
+        else:
+            divided.append(None)
+    return PartitionSpec(*divided)
 
 
 def over_replicas(spec: PartitionSpec, shape: Shape, grid: Grid) -> PartitionSpec:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -62,7 +62,9 @@ class ReplicatedVariable:
 
     def numpy(self) -> Array:
         """Return the value; all processes must call this method if `is_sharded`."""
-        value = np.asarray(self.variables[0]) if self.variables else np.zeros(self.shape)
+        value: Array = np.zeros(self.shape)
+        if self.variables:
+            value = np.asarray(self.variables[0])
         if self.is_sharded:
             # Of one process alone, so the sum is exact.
             value = self.group.all_reduce(value).astype(np.float32)
@@ -127,7 +129,8 @@ class TensorFlowEngine(Engine):
         is_sharded = self.mesh.layout.shard_moments and self.mesh.replicas > 1
         slots: dict[str, Value] = {}
         for name, weight in self.weights.items():
-            owners = [on.slots[name] for row in self.updates for on in row if name in on.slots]
+            updates = chain.from_iterable(self.updates)
+            owners = [update.slots[name] for update in updates if name in update.slots]
             for number, moment in enumerate(MOMENTS):
                 variables = [owner[number] for owner in owners]
                 slots[f"{name}/{moment}"] = ReplicatedVariable(
@@ -202,7 +205,7 @@ class TensorFlowEngine(Engine):
         except StoppedBetweenMicroBatchesError:
             self.clear_gradients()
             raise
-        rows = [sums for replica in workers for sums in replica[-1].sums]
+        rows = list(chain.from_iterable(replica[-1].sums for replica in workers))
         # Rounded once: the same sums in every layout.
         return {name: math.fsum(float(sums[name]) for sums in rows) for name in sorted(rows[0])}
 
@@ -294,7 +297,7 @@ class TensorFlowEngine(Engine):
                 if any(future.exception() is not None for future in done):
                     # The error that came first abandons the step, so the other workers end soon.
                     wait(futures)
-                    errors = [error for future in futures if (error := future.exception())]
+                    errors = list(filter(None, (future.exception() for future in futures)))
                     # The other errors follow from the first error.
                     raise min(errors, key=lambda e: isinstance(e, StoppedBetweenMicroBatchesError))
                 stops, ready = self.group.all_reduce([stop_requested(), not running])
@@ -310,7 +313,7 @@ class TensorFlowEngine(Engine):
 
     def _on_every_device(self, function: Callable[[DeviceUpdate], Tensor]) -> float:
         """Call a function for all devices at once, whose collectives wait for each other; return a replica's sum."""
-        flat = [update for row in self.updates for update in row]
+        flat = list(chain.from_iterable(self.updates))
         with self.group.collective(), self.reporting_out_of_memory():
             if len(flat) == 1:
                 return float(function(flat[0]))

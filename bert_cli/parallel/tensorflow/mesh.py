@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -97,11 +98,12 @@ class DeviceGroup:
 
     def _collective(self, operation: Callable[..., Tensor], number: int, **inputs: Any) -> Tensor:
         with tf.device(self.device):
+            hint = "nccl" if ":GPU:" in self.device.upper() else "ring"
             return operation(
                 group_size=self.size,
                 group_key=self.key,
                 instance_key=self.key + 1 + number,
-                communication_hint="nccl" if ":GPU:" in self.device.upper() else "ring",
+                communication_hint=hint,
                 **inputs,
             )
 
@@ -183,7 +185,8 @@ def devices_here(processes: Processes) -> Devices:
 
 def used_memory(mesh: Mesh) -> tuple[int, int]:
     """Return the most bytes that a GPU of this process uses now, and has used."""
-    gpus = [f"GPU:{name.rpartition(':')[2]}" for row in mesh.devices for name in row]
+    names = chain.from_iterable(mesh.devices)
+    gpus = [f"GPU:{name.rpartition(':')[2]}" for name in names]
     used = [tf.config.experimental.get_memory_info(gpu) for gpu in gpus]
     return max(memory["current"] for memory in used), max(memory["peak"] for memory in used)
 

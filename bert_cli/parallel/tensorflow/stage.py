@@ -8,6 +8,7 @@ activations are computed again.
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from itertools import chain
 
 import tensorflow as tf
 
@@ -71,15 +72,16 @@ class Stage:
         self.body = list(body)
         self.head = head
         self.device = device
-        self.weights = {
-            # Keras' variable wraps TensorFlow's.
-            name: weight.value if hasattr(weight, "path") else weight
+        self.weights = {}
+        for name, weight in weights.items():
             # Also a weight that another stage has: each stage adds to its own accumulator, so that two threads never
             # write one.
-            for name, weight in weights.items()
-        }
-        blocks = [*body, head] if head is not None else list(body)
-        self.reads = sorted({column for block in blocks for column in block.READS})
+            is_of_keras = hasattr(weight, "path")  # whose variable wraps TensorFlow's
+            self.weights[name] = weight.value if is_of_keras else weight
+        blocks = list(body)
+        if head is not None:
+            blocks.append(head)
+        self.reads = sorted({*chain.from_iterable(block.READS for block in blocks)})
         with tf.device(device):
             self.accumulators = {
                 name: tf.Variable(tf.zeros(weight.shape, tf.float32), trainable=False)
@@ -153,7 +155,10 @@ class Stage:
     def logits(self, hidden: Tensor, columns: Tensors, key: Tensor = None) -> Tensor:
         """Return the head's logits, in the last stage; dropout needs a key."""
         with tf.device(self.device):
-            function = self._logits if key is None else self._training_logits
+            if key is None:
+                function = self._logits
+            else:
+                function = self._training_logits
             return function(_on_this_device(hidden), columns, key)
 
     def _is_first(self) -> Tensor:
@@ -177,7 +182,8 @@ class Stage:
         for block in self.body:
             inputs.append(hidden)
             # Otherwise TensorFlow draws and stores the dropout masks of all blocks first.
-            with tf.control_dependencies([] if hidden is None else [tf.identity(hidden)]):
+            before = [] if hidden is None else [tf.identity(hidden)]
+            with tf.control_dependencies(before):
                 block_key = tf.identity(key)
             hidden = self.run_block(block, hidden, columns, block_key)
         return hidden, inputs
@@ -224,7 +230,9 @@ class Stage:
         with tf.GradientTape() as tape:
             tape.watch([] if hidden is None else hidden)
             # The blocks were run outside the tape, so it saves nothing of them.
-            last = hidden if recomputes else self._run_body(hidden, columns, key)
+            last = hidden
+            if not recomputes:
+                last = self._run_body(hidden, columns, key)
             loss, sums = self.head(last, columns, counts, key)  # type: ignore[misc]
             scaled = loss * loss_scale
         below, gradients = self._gradients(tape, scaled, hidden, None)
@@ -248,9 +256,10 @@ class Stage:
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the gradients of the input and of every weight, None for a weight that does not affect the output."""
         weights = list(self.weights.values())
-        sources = weights if hidden is None else [hidden, *weights]
-        gradients = tape.gradient(output, sources, output_gradients=gradient)
-        return (None, gradients) if hidden is None else (gradients[0], gradients[1:])
+        if hidden is None:  # the first stage has no input
+            return None, tape.gradient(output, weights, output_gradients=gradient)
+        below, *gradients = tape.gradient(output, [hidden, *weights], output_gradients=gradient)
+        return below, gradients
 
     def _accumulate_all(self, gradients: Sequence[Tensor], is_first: Tensor) -> None:
         self._zero_others(self._add(gradients, is_first))
@@ -273,13 +282,18 @@ class Stage:
         def add(overwrites: bool) -> None:
             for name, (accumulator, gradient) in pairs.items():
                 assigns = overwrites and name not in accumulated
-                (accumulator.assign if assigns else accumulator.assign_add)(gradient)
+                if assigns:
+                    accumulator.assign(gradient)
+                else:
+                    accumulator.assign_add(gradient)
 
         if self.compiled:
             # Compiled functions select instead of branching: a branch on a GPU makes the host wait.
             for name, (accumulator, gradient) in pairs.items():
                 total = accumulator + gradient
-                new = total if name in accumulated else tf.where(is_first, gradient, total)
+                new = total
+                if name not in accumulated:
+                    new = tf.where(is_first, gradient, total)
                 accumulator.assign(new)
         else:
             # Traced with both branches: one function serves the first micro-batch and the others.
@@ -293,4 +307,6 @@ class Stage:
 
 
 def _on_this_device(tensor: Tensor) -> Tensor:
-    return None if tensor is None else tf.identity(tensor)
+    if tensor is not None:
+        return tf.identity(tensor)
+    return None

@@ -60,7 +60,10 @@ class DeviceUpdate:
         sizes = {name: weight.shape.num_elements() for name, weight in self.weights.items()}
         is_large = sum(sizes.values()) >= UPDATES_WORTH_COMPILING
         self.compiled = is_large and layout.compile != "nothing"
-        owned = shares(sizes, group.size) if layout.shard_moments else [list(sizes)] * group.size
+        if layout.shard_moments:
+            owned = shares(sizes, group.size)
+        else:
+            owned = [list(sizes)] * group.size
         self.slots: Variables = {}
         """The moments of the weights that this replica updates."""
         with tf.device(self.slot_device):
@@ -202,7 +205,9 @@ class DeviceUpdate:
             function = self.function(self.update_slots, rule, weight)
             new = function(*inputs, slots, factor, updates, rate, key)
             if rule.adapts:
-                direction = gradient.read_value() if new is None else new
+                direction = new
+                if new is None:  # the gradient's variable has it
+                    direction = gradient.read_value()
                 squared = squared_norm([inputs[0]]), squared_norm([direction])
                 function = self.function(self.apply_direction, rule, weight)
                 new = function(inputs[0], direction, squared, rate, key)
@@ -250,7 +255,8 @@ class DeviceUpdate:
             # On a CPU XLA fuses results of one shape only if none is an input of another, so the slots, which the
             # first result needs, are computed once more for it, behind a barrier.
             results[0] = update(*xla.optimization_barrier(*values))[0]
-        return _assign((gradient if rule.adapts else weight, *slots), results)
+        target = gradient if rule.adapts else weight
+        return _assign((target, *slots), results)
 
     def apply_direction(
         self, compiled: bool, rule: Rule, weight: Tensor, direction: Tensor, *inputs: Tensor
@@ -266,7 +272,9 @@ def _assign(targets: Sequence[Tensor], results: Sequence[Tensor]) -> Tensor:
     for target, result in zip(targets, results, strict=True):
         if isinstance(target, tf.Variable):
             target.assign(result)
-    return None if isinstance(targets[0], tf.Variable) else results[0]
+    if isinstance(targets[0], tf.Variable):
+        return None
+    return results[0]
 
 
 def shares(sizes: Mapping[str, int], replicas: int) -> list[list[str]]:

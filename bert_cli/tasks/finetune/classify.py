@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -79,12 +80,16 @@ def build(
     """Return the task: training rows and validation rows."""
     # A model that is only scored brings its labels and what it has chosen.
     scored = None if settings.do_training else source
-    sets, folds = _read(settings, None if scored is None else scored.label_names)
+    scored_names = None if scored is None else scored.label_names
+    sets, folds = _read(settings, scored_names)
     first = next(iter(sets.values()))
     labels = first.labels
     names = first.label_names
     assert labels is not None and names is not None
-    encoded = sets if folds is None else {"train": first}
+    if folds is None:
+        encoded = sets
+    else:
+        encoded = {"train": first}
     without_labels = unlabelled(settings, settings.text_column, tokenizer, encoded)
     features = {
         name: features_of_texts(rows, name, settings, tokenizer) for name, rows in encoded.items()
@@ -101,11 +106,16 @@ def build(
                 logger.warning(f"warning: {count(len(few), 'label')} with {which}: {listed(few)}")
         if settings.class_weights is not None:
             weights = weights_of(labels, names, settings.class_weights)
-            weights_of_rows = weights if train.owner is None else weights[train.owner]
+            weights_of_rows = weights
+            if train.owner is not None:  # several rows of a long text
+                weights_of_rows = weights[train.owner]
             train = replace(train, labels={**train.labels, "label_weights": weights_of_rows})
-    if rare := describe_rare(labels, names):
+    rare = describe_rare(labels, names)
+    if rare:
         logger.info(rare)
-    stored = None if scored is None else read_decision(scored.folder)
+    stored = None
+    if scored is not None:
+        stored = read_decision(scored.folder)
     task = Task(
         len(names),
         names,
@@ -120,7 +130,9 @@ def build(
         has_several_labels=labels.ndim == 2,
         folds=folds,
     )
-    return of_pairs(task, settings, source) if settings.few else task
+    if not settings.few:
+        return task
+    return of_pairs(task, settings, source)
 
 
 def _read(
@@ -153,7 +165,8 @@ def _read(
         if not settings.do_training:
             remedy = "pass a --validation-file, or the --held-out-fraction of its training"
             raise ConfigError(str(train_file), "has no rows that no fold trained on", remedy)
-        folds = folds_of(train, settings.seeds if settings.seeds > 1 else FOLDS, settings.seed)
+        number = settings.seeds if settings.seeds > 1 else FOLDS
+        folds = folds_of(train, number, settings.seed)
         tested = train.take(np.flatnonzero(folds >= 0))
         trainings = folds.max() + 2
         logger.info(
@@ -165,7 +178,9 @@ def _read(
     fraction = settings.held_out_fraction or 0.1
     logger.info(f"validation: {fraction:.0%} of {train_file}, held out by the seed{remarks}")
     kept, held_out = hold_out(train, fraction, settings.seed)
-    return {**({"train": kept} if settings.do_training else {}), "validation": held_out}, None
+    if not settings.do_training:
+        return {"validation": held_out}, None
+    return {"train": kept, "validation": held_out}, None
 
 
 def _evaluate(
@@ -201,7 +216,9 @@ def _evaluate(
         rows = [(name, *row) for name, row in zip(names, counts, strict=False)]
         axes = {"labels": list(names), "rows": "true label", "columns": "predicted"}
         file = "confusion.json"
-        lines = [{**axes, "counts": counts}] if counts else []
+        lines = []
+        if counts:
+            lines = [{**axes, "counts": counts}]
         if stored is None:
             decision = kept_decision(decision, values[reported], labels[reported])
         probabilities = confidences(values, decision.temperature)
@@ -220,7 +237,9 @@ def _evaluate(
             print_line(calibration)
         write_predictions(folder, "validation", held_out, answers, probabilities)
 
-    table = _table(title, [header, *rows]) if len(names) <= MOST_PRINTED else ""
+    table = ""
+    if len(names) <= MOST_PRINTED:
+        table = _table(title, [header, *rows])
     samples = score(METRICS, sets, {"validation": answers})
     return Result(samples, write, table, decision=decision)
 
@@ -229,8 +248,9 @@ def _table(title: str, rows: Sequence[Sequence[object]]) -> str:
     """Return rows below a title, in columns of equal width; numbers that are no integers have four digits."""
     lines = []
     for row in rows:
-        lines.append([f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row])
-    width = max(len(cell) for line in lines for cell in line)
+        cells = [f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row]
+        lines.append(cells)
+    width = max(map(len, chain.from_iterable(lines)))
     return "\n".join([title, *("  ".join(f"{cell:>{width}}" for cell in line) for line in lines)])
 
 

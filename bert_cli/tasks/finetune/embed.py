@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -62,7 +63,8 @@ class Data:
 def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:
     """Return the task: the training texts, and the validation texts with their judgements."""
     hidden_size = settings.bert_config.hidden_size
-    if (longest := max(settings.prefixes, default=0)) > hidden_size:
+    longest = max(settings.prefixes, default=0)
+    if longest > hidden_size:
         problem = f"is more than the {hidden_size} values of the model's vectors"
         raise ConfigError(f"matryoshka ({longest})", problem, f"leave {longest} out")
     data = _read(settings)
@@ -77,15 +79,18 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     is_packed = settings.pooling == "mean"
     # A step of one micro-batch has all vectors at once, and its scores must fit into memory.
     is_at_once = is_packed and rows == settings.global_batch.micro_batch_size <= ROWS
+    reader = PackReader if is_packed else TextReader
+    prepare = add_candidates if is_at_once else add_gradients
+    best = "ndcg_10" if data.similarities is None else "spearman"
     task = Task(
         labels=hidden_size,
         label_names=None,
         train=sets.pop("train", None),
         development=sets,
         evaluate=partial(_evaluate, data, sizes),
-        best="ndcg_10" if data.similarities is None else "spearman",
-        prepare=partial(add_candidates if is_at_once else add_gradients, contrast),
-        reader=PackReader if is_packed else TextReader,
+        best=best,
+        prepare=partial(prepare, contrast),
+        reader=reader,
         digits=4,
         held_out=data.retrieval.examples.digest if data.retrieval else "",
         baselines=partial(_baselines, data.retrieval),
@@ -111,7 +116,8 @@ def _read(settings: EmbedSettings) -> Data:
         scored["retrieval_file"] = [[query] for query in data.retrieval.queries]
     if settings.do_validation and not scored:
         data.is_split = True
-        if repeated := repeats(rows):
+        repeated = repeats(rows)
+        if repeated:
             logger.info(f"train_file: {repeated:,} {REPEATED}")
         strata = np.zeros(len(rows), int)
         held = held_out_rows(rows, strata, settings.held_out_fraction, settings.seed)
@@ -125,7 +131,7 @@ def _read(settings: EmbedSettings) -> Data:
     if settings.do_training:
         warn_of_shared("train", rows, scored)
         times = settings.texts_per_example // len(settings.columns)  # twice for SimCSE
-        data.texts["train"] = [text for row in rows for text in row * times]
+        data.texts["train"] = list(chain.from_iterable(row * times for row in rows))
     return data
 
 

@@ -43,9 +43,12 @@ def build(settings: GlueSettings, tokenizer: TextTokenizer, source: models.Sourc
     assert folder is not None
     about = TASKS[name]
 
-    splits = ["train"] if settings.do_training else []
+    splits = []
+    if settings.do_training:
+        splits.append("train")
     splits += [split for split in about.files if split.startswith("validation")]
-    splits += about.server_files if settings.do_test else ()
+    if settings.do_test:
+        splits += about.server_files
     sets = {split: read_split(folder, name, split) for split in splits}
     without_labels = unlabelled(settings, about.columns, tokenizer, sets)
     features = {
@@ -53,8 +56,9 @@ def build(settings: GlueSettings, tokenizer: TextTokenizer, source: models.Sourc
         for split, examples in sets.items()
     }
     names = sets["validation"].label_names
+    labels = 1 if names is None else len(names)
     return Task(
-        labels=1 if names is None else len(names),
+        labels=labels,
         label_names=names,
         train=features.get("train"),
         train_unlabelled=without_labels,

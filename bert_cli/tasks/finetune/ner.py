@@ -39,7 +39,9 @@ def needed(settings: NerSettings) -> list[str]:
 
 def build(settings: NerSettings, tokenizer: TextTokenizer, source: models.Source | None) -> Task:
     """Return the task: the sentences of both files."""
-    names = source.label_names if source is not None and not settings.do_training else None
+    names = None
+    if source is not None and not settings.do_training:
+        names = source.label_names
     train = None
     if settings.do_training:
         assert settings.train_file is not None

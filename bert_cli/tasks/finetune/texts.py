@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ def baselines_of(
     texts = train.joined
     folded = folds is not None
     if folds is None:
-        texts = [*texts, *(text for name in names for text in sets[name].joined)]
+        held_out = chain.from_iterable(sets[name].joined for name in names)
+        texts = [*texts, *held_out]
         # Without folds: one part that learns from the training rows and answers all held-out texts.
         folds = np.repeat([-1, 0], [len(train), len(texts) - len(train)])
     numbers = range(folds.max() + 1)
@@ -109,17 +111,17 @@ def baselines_of(
             asked = [Input("texts", {"text": text}) for text in texts]
             inputs["vectors of the start"], _ = open_vectors(source, warns=False).of_texts(asked)
     usual = [simple.most_frequent(labels[rows], tested.sum()) for rows, tested in parts]
-    columns = {"mean" if train.label_names is None else "majority class": usual}
+    usual_name = "mean" if train.label_names is None else "majority class"
+    columns = {usual_name: usual}
     for name, values in inputs.items():
-        columns[f"regression on {name}"] = [
-            simple.by_regression(
-                values[rows],
-                labels[rows],
-                values[tested],
-                None if weights is None else weights[rows],
+        predictions = []
+        for rows, tested in parts:
+            weights_of_rows = None if weights is None else weights[rows]
+            answers_of_part = simple.by_regression(
+                values[rows], labels[rows], values[tested], weights_of_rows
             )
-            for rows, tested in parts
-        ]
+            predictions.append(answers_of_part)
+        columns[f"regression on {name}"] = predictions
     # Back from the order of the folds to the order of the texts: the rank of a rank.
     positions = np.argsort(np.argsort(folds[folds >= 0], kind="stable"))
     ends = np.cumsum([len(sets[name]) for name in names])[:-1]
@@ -178,7 +180,8 @@ def features_of_texts(
     }
     arrays = cached(settings.cache_dir, made_from, build)
     remarks = dict(examples.remarks)
-    if cut := int(arrays["cut"]):
+    cut = int(arrays["cut"])
+    if cut:
         remarks[f"longer than {settings.max_seq_length} tokens, cut"] = cut
     features = Features.of(arrays)
     windows = "" if features.owner is None else f" in {len(features):,} windows"

@@ -153,7 +153,9 @@ def unknown_words(text: TextFacts, start: Start) -> list[str]:
 
 def hours_of(seconds: float) -> str:
     """Return seconds as hours or minutes."""
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{math.ceil(seconds / 60)} min"
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{math.ceil(seconds / 60)} min"
 
 
 def step(steps: Sequence[tuple[float, Any]], value: float) -> Any:
@@ -166,13 +168,15 @@ def length_for(text: TextFacts, start: Start | None) -> tuple[int, int]:
     lengths = TABLE["length"]["lengths"]
     needed = 2 + text.long_document * text.pieces_per_word
     length = next((length for length in lengths if needed <= length), lengths[-1])
-    length = min(length, start.config.max_position_embeddings if start else MOST_POSITIONS)
+    positions = start.config.max_position_embeddings if start else MOST_POSITIONS
+    length = min(length, positions)
     return length, math.ceil(mask_fraction(start) * length)
 
 
 def mask_fraction(start: Start | None) -> float:
     """Return the fraction of the tokens that are masked."""
-    return float(TABLE["masks"]["model" if start else "scratch"])
+    origin = "model" if start else "scratch"
+    return float(TABLE["masks"][origin])
 
 
 def flops_of(config: BertConfig, length: int, predictions: int) -> int:
@@ -216,7 +220,9 @@ def new_model(
         if min(available, fitting) >= needed:
             return size, config
     language = next(iter(text.languages), "en")
-    name = "bert-base-uncased" if language == "en" else "bert-base-multilingual-cased"
+    name = "bert-base-multilingual-cased"
+    if language == "en":
+        name = "bert-base-uncased"
     remedy = f"continue from a model with --from {name}"
     if available < needed:
         subject = f"{text.text_bytes / 1e6:.2g} MB of text is too little"
@@ -253,9 +259,8 @@ def _epochs(chosen: Recipe, records: int, seconds_each: float, seconds: float) -
         fitting = min(LEAST_EXAMPLES, records * complete)
     epochs = min(float(complete), float(f"{fitting / records:.2g}"))
     # A new model without a warning reads enough tokens, in few epochs of much text too.
-    if chosen.refusal is None and epochs < (
-        LITTLE_TIME * complete if chosen.start or chosen.warnings else 1
-    ):
+    needed_epochs = LITTLE_TIME * complete if chosen.start or chosen.warnings else 1
+    if chosen.refusal is None and epochs < needed_epochs:
         hours = seconds / USABLE / 3600
         needed = complete * records * seconds_each / USABLE / 3600
         problem = f"--hours {float(f'{hours:.3g}'):g} is enough for {epochs:g} of {complete} epochs"
@@ -275,11 +280,14 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
     epochs, complete = _epochs(chosen, records, seconds_each, seconds)
     examples = math.ceil(epochs * records)
     sizes = TABLE["batch"]["batches"]
-    least = TABLE["batch"]["model" if chosen.start else "scratch"]
+    origin = "model" if chosen.start else "scratch"
+    least = TABLE["batch"][origin]
     batch = next((n for n in sizes if examples >= least * n), sizes[-1])
     updates = math.ceil(examples / batch)
     warmup = TABLE["warm-up"]["fraction"]
-    decay = TABLE["decay"]["fraction"] if chosen.start is None else None
+    decay = TABLE["decay"]["fraction"]
+    if chosen.start is not None:
+        decay = None
     _add_model(chosen)
     tokens = float(f"{records * FILLED * length:.2g}")
     chosen.add_row("length", f"{length}: about {records:,} training examples, {tokens:,.0f} tokens")
@@ -348,9 +356,14 @@ def _describe_run(chosen: Recipe) -> JSONObject:
     return {**described, "bert_config": shape, "masking": {"probability": mask_fraction(None)}}
 
 
+def fast_micro_batch(kind: str) -> int:
+    """Return the examples of a micro-batch that is fast on a kind of device."""
+    return MICRO_BATCH["CPU" if kind == "CPU" else "GPU"]
+
+
 def batch_of(batch: int, machine: Machine) -> dict[str, int]:
     """Return the settings of a batch, in micro-batches that are fast and fit into any device."""
-    fast = MICRO_BATCH["CPU" if machine.kind == "CPU" else "GPU"]
+    fast = fast_micro_batch(machine.kind)
     micro_batch = min(fast, max(1, batch // machine.devices))
     return {"micro_batch_size": micro_batch, "grad_acc_steps_per_replica": batch // micro_batch}
 
@@ -361,5 +374,7 @@ def optimizer(rate: float, warmup: float, precision: str, decay: float | None = 
     schedule: JSONObject = {"schedule_name": name, "max_learning_rate": rate, "warmup_frac": warmup}
     if decay:
         schedule["decay_frac"] = decay
-    scaling = {"loss_scaling": "dynamic"} if precision == "mixed_float16" else {}
-    return {"name": "AdamW", "max_gradient_norm": 1.0, **scaling, "learning_rate": schedule}
+    options: JSONObject = {"name": "AdamW", "max_gradient_norm": 1.0}
+    if precision == "mixed_float16":
+        options["loss_scaling"] = "dynamic"
+    return {**options, "learning_rate": schedule}

@@ -55,7 +55,9 @@ def run(settings: InitSettings) -> None:
     print_line(f"init: {text.describe(facts)}")
     chosen = None
     if is_search:
-        warnings = recipe.unknown_words(facts, model) if model else []
+        warnings = []
+        if model:
+            warnings = recipe.unknown_words(facts, model)
         choice = "\n".join([*(f"warning: {problem}" for problem in warnings), AS_PUBLISHED])
     else:
         if settings.speed is None:
@@ -147,6 +149,7 @@ def search_commands(settings: InitSettings, asked: str, *, is_plain: bool) -> li
 def commands(chosen: Recipe, goal: str, language: str, sentence: str) -> list[str]:
     """Return the commands of a run with comments; the sentence is of the held-out text."""
     start = chosen.start
+    vocabulary = shlex.quote(start.vocabulary) if start else ""
     lines = render(
         Path(__file__).with_name(SCRIPT),
         chosen=chosen,
@@ -154,7 +157,7 @@ def commands(chosen: Recipe, goal: str, language: str, sentence: str) -> list[st
         goal=goal,
         language=language,
         out=shlex.quote(str(chosen.out)),
-        vocabulary=shlex.quote(start.vocabulary) if start else "",
+        vocabulary=vocabulary,
         rate=recipe.step(recipe.TABLE["labels"]["rates"], chosen.model.hidden_size),
         masked=shlex.quote(text.mask_word(sentence)),
     )
@@ -171,7 +174,10 @@ def find_start(name: str, *, needs_vocabulary: bool) -> tuple[Start, Vocabulary 
     source = models.find_source(name, "--from")
     path = Path(name)
     is_here = path.exists() or (path.parent != Path() and path.parent.is_dir())
-    pieces = str(source.folder) if is_here else name
+    if is_here:
+        pieces = str(source.folder)
+    else:
+        pieces = name
     vocabulary = None
     try:
         vocabulary = find_of_any_case(pieces)
@@ -190,7 +196,11 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         from bert_cli.tasks.run import resolve
     kind, devices, _ = resolve.runtime(settings.engine).devices_here(Processes(()))
     machine = Machine(kind, devices, look.fastest_precision(kind), flops=math.inf)
-    name, config = (model.name, model.config) if model else ("", None)
+    name = ""
+    config = None
+    if model:
+        name = model.name
+        config = model.config
     if config is None:
         (name, *_), config = recipe.new_model(facts, machine, math.inf, [])
     length, predictions = recipe.length_for(facts, model)
@@ -200,7 +210,7 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
             f"{name} trains at {settings.speed:,.1f} examples/s of length {length} (--speed)"
         )
         return replace(machine, flops=flops * settings.speed, is_timed=False), described
-    batch = devices * recipe.MICRO_BATCH["CPU" if kind == "CPU" else "GPU"]
+    batch = devices * recipe.fast_micro_batch(kind)
     kind_of_trial = COMMANDS["bench pretrain"].settings_class()
     trial = kind_of_trial.model_validate(
         {
@@ -229,7 +239,10 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
     low, high = (seconds[end] / seconds["median"] for end in ("low", "high"))
     spread = min(low, machine.spread[0]), max(high, machine.spread[1])
     speed = metrics["examples_per_second"]
-    where = count(cpu_count(), "core") if kind == "CPU" else count(devices, kind)
+    if kind == "CPU":
+        where = count(cpu_count(), "core")
+    else:
+        where = count(devices, kind)
     steps = f"{count(MEASURED_STEPS, 'step')} of {batch} x {length}"
     described = f"{name} trains at {speed:,.1f} examples/s on {where} in {machine.precision} (median of {steps})"
     return replace(machine, flops=metrics["flops_per_second"], spread=spread), described

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
@@ -69,7 +70,9 @@ def read_facts(
 
     Raises DataError for a text of fewer than MIN_DOCUMENTS documents or MIN_WORDS words.
     """
-    pieces = [piece for part in parts for piece in files.split_part(part, PIECE_BYTES, reading)]
+    pieces: list[files.Part] = []
+    for part in parts:
+        pieces += files.split_part(part, PIECE_BYTES, reading)
     # Every n-th piece, so that all parts of the text are in the sample.
     interval = max(1, int(sum(map(files.text_bytes, parts))) // SAMPLED_BYTES)
     documents = []
@@ -80,7 +83,8 @@ def read_facts(
         if size > SAMPLED_BYTES:  # of compressed files, which are not split
             break
     is_cut = len(documents) < FEW_DOCUMENTS
-    sample = ["\n".join(lines) for lines in (cut(documents) if is_cut else documents)]
+    texts = cut(documents) if is_cut else documents
+    sample = list(map("\n".join, texts))
     lengths = [len(WORD.findall(text)) for text in sample]
     if len(lengths) < MIN_DOCUMENTS or sum(lengths) < MIN_WORDS:
         problem = f"has {count(len(lengths), 'document')} of {count(sum(lengths), 'word')}"
@@ -90,7 +94,9 @@ def read_facts(
         )
         raise DataError(f"input ({parts[0].path})", problem, remedy)
     is_estimated = interval > 1 or size > SAMPLED_BYTES
-    scale = sum(map(files.text_bytes, parts)) / size if is_estimated else 1.0
+    scale = 1.0
+    if is_estimated:
+        scale = sum(map(files.text_bytes, parts)) / size
     codes = Counter(filter(None, map(language_of, sample[:: 1 + len(sample) // LANGUAGE_SAMPLE])))
     facts = TextFacts(
         text_bytes=scale * size,
@@ -184,7 +190,10 @@ def copies_of(
     groups: list[set[int]] = [set() for _ in candidates]
     index = -1
     for index, lines in enumerate(documents):
-        copies = [names[name]] if (name := plain("".join(lines))) in names else []
+        copies = []
+        name = plain("".join(lines))
+        if name in names:
+            copies.append(names[name])
         if signatures is not None:
             shared = (signatures == duplicates.signature_of(lines)).mean(1)
             copies += np.flatnonzero(shared >= SIMILAR)[:1].tolist()
@@ -195,7 +204,8 @@ def copies_of(
 
 def sentences_of(lines: Iterable[str], split: Callable[[str], list[str]]) -> list[str]:
     """Return the sentences of a document without line breaks."""
-    return [" ".join(sentence.split()) for line in lines for sentence in split(line)]
+    sentences = chain.from_iterable(map(split, lines))
+    return [" ".join(sentence.split()) for sentence in sentences]
 
 
 def plain_sentence(sentences: Sequence[str]) -> str:

@@ -55,7 +55,9 @@ class Measure(NamedTuple):
         """Return WIN, NO DIFFERENCE or REGRESSION."""
         if self.gain.groups < MIN_DOCUMENTS or self.gain.low <= 0 <= self.gain.high:
             return "NO DIFFERENCE"
-        return "WIN" if self.gain.low > 0 else "REGRESSION"
+        if self.gain.low > 0:
+            return "WIN"
+        return "REGRESSION"
 
 
 def run(settings: VerdictSettings) -> None:
@@ -92,8 +94,11 @@ def run(settings: VerdictSettings) -> None:
 
 def _measure(name: str, start: Sample, trained: Sample, *, is_low: bool = False) -> Measure:
     """Return the measure of two samples of the same examples; `is_low` says that a lower score is better."""
-    better, worse = (start, trained) if is_low else (trained, start)
-    return Measure(name, start.value, trained.value, difference([better], [worse]))
+    if is_low:
+        gain = difference([start], [trained])
+    else:
+        gain = difference([trained], [start])
+    return Measure(name, start.value, trained.value, gain)
 
 
 def _of_labels(out: Path) -> Iterator[Measure]:
@@ -122,16 +127,21 @@ def _of_masked_lm(out: Path) -> Iterator[Measure]:
     config = read_json(out / "pretrain.json", JSONObject, DataError, remedy)
     trained = models.find_source(str(out / "run"))
     name = config.get("pretrained_ckpt_path")
-    start = None if name is None else models.find_source(name)
-    if start is not None and not ((head := opened.head_of(start)) and head.fills_masks):
-        start = None
+    start = None
+    if name is not None:
+        start = models.find_source(name)
+        head = opened.head_of(start)
+        if head is None or not head.fills_masks:
+            start = None
     articles = sorted((sample_dump().parent / "articles").glob("*.wiki"))
     markup = (article.read_text(encoding="utf-8") for article in articles)
     samples = ["\n".join(to_lines(text, site_of(b""))) for text in markup]
     texts = {"your text": _texts(out, "test"), "other text (English articles)": samples}
     if start is None:
         texts = {"your text (start: frequencies of tokens)": texts["your text"]}
-    seen = [] if start else _texts(out, "train")
+    seen = []
+    if not start:
+        seen = _texts(out, "train")
     for what, of_kind in texts.items():
         after = bits_per_byte(trained, of_kind, config["max_seq_length"])
         before = bits_per_byte(start or trained, of_kind, config["max_seq_length"], seen)
@@ -147,7 +157,9 @@ def bits_per_byte(
     fill them instead of the model.
     """
     # About 3 characters are a token: few examples are truncated.
-    pieces = [(n, part) for n, text in enumerate(texts) for part in textwrap.wrap(text, 3 * length)]
+    pieces: list[tuple[int, str]] = []
+    for number, text in enumerate(texts):
+        pieces += [(number, part) for part in textwrap.wrap(text, 3 * length)]
     owner, parts = zip(*pieces[:: math.ceil(len(pieces) / EXAMPLES)], strict=True)
     tokenizer = source.tokenizer.tokenizer
     features, _ = encode_texts(tokenizer, parts, None, {}, max_seq_length=length)

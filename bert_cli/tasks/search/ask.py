@@ -29,7 +29,11 @@ def run(settings: SearchAskSettings) -> None:
 
     Raises ConfigError for a question without words, DataError for a damaged index.
     """
-    half: Half | None = "words" if settings.words else "meaning" if settings.meaning else None
+    half: Half | None = None
+    if settings.words:
+        half = "words"
+    elif settings.meaning:
+        half = "meaning"
     index = open_index(settings.index, half)
     with index.snapshot():
         hits = index.ask(settings.question, settings.top, half)
@@ -38,15 +42,21 @@ def run(settings: SearchAskSettings) -> None:
         output_json(settings.json_file, [hit._asdict() for hit in hits])
     if is_stdout(settings.json_file):
         return
-    if unknown := missing(index, settings.question):
+    unknown = missing(index, settings.question)
+    if unknown:
         plural = "s" if len(unknown) > 1 else ""
-        end = ", so perhaps nothing fits." if hits else "."
+        end = "."
+        if hits:
+            end = ", so perhaps nothing fits."
         print_error(printable(f"No passage has the word{plural} {', '.join(unknown)}{end}"))
     if not hits:
         print_line("No passage has a word or a phrase of the question.")
     for number, (hit, path) in enumerate(zip(hits, paths, strict=True), 1):
         below = os.path.relpath(path)
-        file = path if below.startswith("..") else below
+        if below.startswith(".."):
+            file = path
+        else:
+            file = below
         print_line(printable(f"{number}. {hit.title} ({file}, {place_of(hit, path)})"))
         # One for one, so that the positions of the words stay.
         shown = UNPRINTABLE.sub(
@@ -67,12 +77,13 @@ def missing(index: Index, question: str) -> list[str]:
     """Return the words of a question that no passage has in any form."""
     asked = [OUTER.sub("", word) for word in words.parse(question).text.split()]
     with index.snapshot():
-        return [
-            word
-            for word in dict.fromkeys(asked)
-            if (parts := words.words_of(word))
-            and not any(index.lexical.frequency(words.in_any_form(part)) for part in parts)
-        ]
+        lacking = []
+        for word in dict.fromkeys(asked):
+            parts = words.words_of(word)
+            terms = map(words.in_any_form, parts)
+            if parts and not any(map(index.lexical.frequency, terms)):
+                lacking.append(word)
+        return lacking
 
 
 def place_of(hit: Hit, path: str) -> str:
@@ -84,7 +95,8 @@ def place_of(hit: Hit, path: str) -> str:
     if hit.page is not None:
         return f"page {hit.page:,}"
     characters = f"characters {hit.start:,}-{hit.stop:,} of its text"
-    if document := hit.file.removeprefix(path):
+    document = hit.file.removeprefix(path)
+    if document:
         kind = "row" if format_by_name(Path(path)) in ROWS else "document"
         return f"{kind} {document[1:]}, {characters}"
     text = ""

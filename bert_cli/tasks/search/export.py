@@ -32,7 +32,9 @@ def run(settings: SearchExportSettings) -> None:
         passages = index.count("passages")
         has_vectors = index.has_vectors
         fields = list(zip(COLUMNS, kinds, strict=True))
-        schema = pyarrow.schema(fields[: None if has_vectors else -1])
+        if not has_vectors:
+            fields.pop()
+        schema = pyarrow.schema(fields)
         with atomic_file(settings.out) as partial, parquet.ParquetWriter(partial, schema) as writer:
             rows = index.table.execute(ROWS)
             while batch := rows.fetchmany(AT_ONCE):

@@ -54,7 +54,9 @@ def run(settings: SearchMakeSettings) -> None:
         print_line(f"search: {documents} of {count(files_read, 'file')}, {passages}")
         if model:
             has_tokens = settings.token_vectors
-            _embed(index, model, index.fact("tokens") != 0 if has_tokens is None else has_tokens)
+            if has_tokens is None:
+                has_tokens = index.fact("tokens") != 0
+            _embed(index, model, has_tokens)
         else:
             print_line(
                 "search: questions are answered by their words (BM25); with --model also by their meaning, which "
@@ -89,7 +91,8 @@ def _read(index: WritableIndex, names: dict[Path, str], settings: SearchMakeSett
         with index.changing():
             index.table.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in gone])
     for path in sorted(marks.keys() - new.keys()):
-        if problem := known[path][2]:
+        problem = known[path][2]
+        if problem:
             with left_out.unless_text(Path(path)):
                 raise DataError(*json.loads(problem))
     readable = {part.path: part for part in parts}
@@ -97,12 +100,16 @@ def _read(index: WritableIndex, names: dict[Path, str], settings: SearchMakeSett
     for path, mark in new.items():
         with left_out.unless_text(Path(path)), index.changing():
             file = index.add_file(path, names[Path(path)], mark)
-            if part := readable.get(Path(path)):
+            part = readable.get(Path(path))
+            if part:
                 characters += _add(index, file, documents_of(part, reading))
-        if error := left_out.problems.get(Path(path)):
+        error = left_out.problems.get(Path(path))
+        if error:
             # Permissions and packages may change without another mark.
-            is_fixed = not isinstance(error.__cause__, OSError | ImportError)
-            mark = f"{mark}\n{json.dumps(error.args)}" if is_fixed else ""
+            if isinstance(error.__cause__, OSError | ImportError):
+                mark = ""
+            else:
+                mark = f"{mark}\n{json.dumps(error.args)}"
             with index.changing():  # its earlier text is gone
                 index.add_file(path, names[Path(path)], mark)
     left_out.report()

@@ -46,7 +46,8 @@ def run(settings: SearchScoreSettings) -> None:
         weight = index.weight
         rows = {"words": 0, "meaning": len(WEIGHTS) - 1}
         rows[f"both, weight {weight}"] = WEIGHTS.index(weight)
-        rows = rows if index.embed else {"words": 0}
+        if not index.embed:
+            rows = {"words": 0}
         table = [
             [name, *(f"{interval(mean_of(values, groups)):.3f}" for values in scores[:, row].T)]
             for name, row in rows.items()
@@ -79,12 +80,15 @@ def read_queries(path: Path, index: Index) -> dict[str, set[int]]:
             raise DataError(where, str(error)) from None
         # `bert search ask` prints paths below the working folder.
         key = name if name in positions else str(Path(name).resolve())
-        if key not in positions and (inside := _by_end_of_path(name, documents)):
-            positions[key] = inside
+        if key not in positions:
+            inside = _by_end_of_path(name, documents)
+            if inside:
+                positions[key] = inside
         if key not in positions:
             unknown.setdefault(name, where)
             continue
-        if len(sources := positions[key]) > 1:
+        sources = positions[key]
+        if len(sources) > 1:
             paths: dict[str | int, str] = {n: path for n, (*_, path, _, _) in documents}
             first, second, *_ = [paths.get(source, source) for source in sources]
             number = f"{sum(map(len, sources.values())):,} documents"
@@ -124,12 +128,16 @@ def question_scores(index: Index, relevant: Mapping[str, set[int]]) -> Floats64:
     """
     owner, _ = owners(index)
     questions = list(relevant)
-    weights = WEIGHTS if index.embed else WEIGHTS[:1]
+    weights = WEIGHTS
+    if not index.embed:
+        weights = WEIGHTS[:1]
     rows = []
     for begin in range(0, len(questions), AT_ONCE):
         batch = questions[begin : begin + AT_ONCE]
         asked = list(map(words.parse, batch))
-        meanings = index.by_meaning(asked) if index.embed else [NO_MEANING] * len(asked)
+        meanings = [NO_MEANING] * len(asked)
+        if index.embed:
+            meanings = index.by_meaning(asked)
         for name, question, meaning in zip(batch, asked, meanings, strict=True):
             best = np.full((len(weights), owner.max() + 1), -np.inf, np.float32)
             for ranking, scores in zip(best, index.scores(question, weights, meaning), strict=True):
@@ -145,7 +153,9 @@ def metrics_of(scores: Floats32, relevant: set[int]) -> tuple[float, float, floa
     discounts = 1.0 / np.log2(np.arange(DEPTH) + 2.0)
     gain = discounts[: len(is_right)][is_right].sum() / discounts[: len(relevant)].sum()
     highest = scores[list(relevant)].max()
-    reciprocal = 1.0 / (1 + (scores > highest).sum()) if highest > -np.inf else 0.0
+    reciprocal = 0.0
+    if highest > -np.inf:
+        reciprocal = 1.0 / (1 + (scores > highest).sum())
     return float(gain), float(is_right.sum() / len(relevant)), float(reciprocal)
 
 

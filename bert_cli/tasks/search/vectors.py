@@ -24,7 +24,9 @@ class Model:
     """A model of vectors, found at once and read when it is needed. Raises CheckpointError or ConfigError."""
 
     def __init__(self, name: str) -> None:
-        self.name = str(Path(name).resolve()) if Path(name).exists() else name
+        self.name = name
+        if Path(name).exists():
+            self.name = str(Path(name).resolve())
         self._source = models.find_source(self.name, "--model")
         self._before_question, self._before_text = read_prompts(self._source.folder)
         self.weights = self._checksum()
@@ -34,7 +36,9 @@ class Model:
         source = self._source
         stem = source.weights.name.partition(".")[0]
         names = [f"{glob.escape(stem)}*", *FILES]
-        paths = {path for name in names for path in source.folder.glob(name) if path.is_file()}
+        paths: set[Path] = set()
+        for name in names:
+            paths.update(filter(Path.is_file, source.folder.glob(name)))
         sums = {path.name: file_crc32c(path) for path in sorted(paths)}
         defaults = read_embedding(source.folder)
         positions = source.config.max_position_embeddings
@@ -47,7 +51,9 @@ class Model:
     @cached_property
     def _for_few(self) -> TokenEmbedding:
         model = runtimes.open_without_engine(self._source, "embed", runtimes.FEW)
-        return self._vectors(model) if model else self._predictor
+        if model is None:
+            return self._predictor
+        return self._vectors(model)
 
     @cached_property
     def _predictor(self) -> TokenEmbedding:
@@ -72,8 +78,10 @@ class Model:
         return self._of([self._before_question + text for text in texts])
 
     def _of(self, texts: Sequence[str], done: int = 0, total: int = 0) -> Vectors:
-        few = max(len(texts), total) <= runtimes.FEW
-        predictor = self._for_few if few else self._predictor
+        if max(len(texts), total) <= runtimes.FEW:
+            predictor = self._for_few
+        else:
+            predictor = self._predictor
         predictor.progress.move(done, len(texts), total)
         return Vectors(*predictor.vectors([Input("text", {"text": text}) for text in texts]))
 
@@ -82,7 +90,9 @@ def model_of(opened: Index) -> Model | None:
     """Return the model of an index, None without one. Raises CheckpointError, which names it, if it is gone."""
     name = opened.fact("model")
     try:
-        return Model(name) if name else None
+        if not name:
+            return None
+        return Model(name)
     except CheckpointError as error:
         where = f"{opened.path} (vectors of the model {name})"
         remedy = (
