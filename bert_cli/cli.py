@@ -67,8 +67,10 @@ def help_text() -> str:
     for name, command in COMMANDS.items():
         second = _second_words(name)
         ending = f" ({name} {'|'.join(second)})" if second else ""
-        rows += [f"\n{GROUPS[name]}:"] if name in GROUPS else []
-        rows += [] if " " in name else [f"  {name:<10}  {command.help}{ending}"]
+        if name in GROUPS:
+            rows.append(f"\n{GROUPS[name]}:")
+        if " " not in name:
+            rows.append(f"  {name:<10}  {command.help}{ending}")
     return USAGE.format(commands="\n".join(rows))
 
 
@@ -154,7 +156,9 @@ def _kind_of(name: str, values: Mapping[str, Any]) -> str:
     if values.get("json_file"):
         return "writes"
     started, _ = split_command(values.get("command") or [name])
-    return COMMANDS[started].kind if started in COMMANDS else "writes"
+    if started not in COMMANDS:
+        return "writes"
+    return COMMANDS[started].kind
 
 
 @contextmanager
@@ -164,7 +168,8 @@ def _engine(engine: str | None, command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise absent_package(error, f"engine ({engine})" if engine else command) from None
+        needed_by = f"engine ({engine})" if engine else command
+        raise absent_package(error, needed_by) from None
 
 
 def _apply_log_level(arguments: Sequence[str]) -> list[str]:
@@ -200,7 +205,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BertError as error:
         for line in str(error).splitlines():
             print_error(f"bert: {printable(line)}")
-        if forward := WAYS_FORWARD.get(" ".join(words)):
+        forward = WAYS_FORWARD.get(" ".join(words))
+        if forward:
             print_error(f"bert: {forward}")
         return error.exit_code
     except KeyboardInterrupt as interrupt:
@@ -233,7 +239,8 @@ def _known_failure(error: Exception) -> BertError | None:
     if any(isinstance(error, client.HTTPError | client.InvalidURL) for client in clients):
         request = getattr(error, "_request", None)  # the property raises without a request
         remedy = "check the network and the address"
-        return DataError(str(request.url) if request else "network", str(error), remedy)
+        where = str(request.url) if request else "network"
+        return DataError(where, str(error), remedy)
     if isinstance(error, MemoryError):
         remedy = "use smaller sizes, or a machine with more memory"
         return DeviceError("memory", str(error) or "none is left", remedy)

@@ -39,8 +39,12 @@ class BertError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        message = f"{self.where}: {self.problem}" if self.problem else self.where
-        return f"{message}; {self.remedy}" if self.remedy else message
+        message = self.where
+        if self.problem:
+            message += f": {self.problem}"
+        if self.remedy:
+            message += f"; {self.remedy}"
+        return message
 
 
 def redact(text: str) -> str:
@@ -78,7 +82,9 @@ class DeviceError(BertError):
 
 def combine(errors: Sequence[Error]) -> Error:
     """Return one error that prints several of a kind, each on its own line."""
-    return errors[0] if len(errors) == 1 else type(errors[0])("\n".join(map(str, errors)))
+    if len(errors) == 1:
+        return errors[0]
+    return type(errors[0])("\n".join(map(str, errors)))
 
 
 def printable(text: str) -> str:
@@ -153,13 +159,17 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
         return best + forms[1].startswith(plain)
 
     near = max(known, key=similarity, default=None)
-    return near if len(plain) > 2 and near and similarity(near) >= MIN_SIMILARITY else None
+    if len(plain) > 2 and near and similarity(near) >= MIN_SIMILARITY:
+        return near
+    return None
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
     """Return the remedy for an unknown name: the one that was probably meant, or another remedy."""
     near = nearest(name, known)
-    return f"did you mean {near!r}?" if near else otherwise
+    if near is None:
+        return otherwise
+    return f"did you mean {near!r}?"
 
 
 def _plain(name: str) -> str:

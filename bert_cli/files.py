@@ -69,7 +69,9 @@ InnerPath = Annotated[str, AfterValidator(_check_inner)]
 def check_format(where: str, number: object, expected: int = FORMAT) -> None:
     """Raise ConfigError for a file whose format is not that of this version."""
     if number != expected:
-        its_format = "no format" if number is None else f"format {number}"
+        its_format = "no format"
+        if number is not None:
+            its_format = f"format {number}"
         problem = "was made by another version of bert"
         raise ConfigError(f"{where} ({its_format})", problem, "make it again")
 
@@ -116,7 +118,8 @@ def parse_json(
             raise error(source, f"Invalid JSON: {failure}", remedy) from None
         saved = record.pop(OWN_CHECKSUM, None) if isinstance(record, dict) else None
         # Computed of the parsed value: an editor may indent the file anew.
-        if saved not in (None, actual := json_crc32c(record)):
+        actual = json_crc32c(record)
+        if saved not in (None, actual):
             problem = f"has changed since it was saved (crc32c {actual}, not {saved})"
             edited = f"if you have edited it, remove {OWN_CHECKSUM} from it"
             raise error(source, problem, f"{remedy}; {edited}")

@@ -269,7 +269,8 @@ def answer_lines(answer: Callable[[bytes], str]) -> None:
     os.dup2(2, 1)
     with suppress(BrokenPipeError), open(output, "w", encoding="ascii") as answers:
         for line in open(0, "rb", closefd=False):  # noqa: SIM115
-            if text := answer(line):
+            text = answer(line)
+            if text:
                 print(text, file=answers, flush=True)
 
 
@@ -288,11 +289,14 @@ def console(width: int = 100, stream: TextIO | None = None) -> "Console":
 
     file = stream or line_stream()
     terminal = file.isatty()
+    is_coloured = terminal and not os.environ.get("NO_COLOR")
+    if terminal:
+        width = shutil.get_terminal_size().columns
     return Console(
         file=file,
-        width=shutil.get_terminal_size().columns if terminal else width,
+        width=width,
         force_terminal=terminal,
-        color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
+        color_system="auto" if is_coloured else None,
         highlight=False,
         markup=False,
         emoji=False,

@@ -107,8 +107,11 @@ class Progress(TerminalBar):
         speed = (self.bytes - self.done) / 1e6 / max(now - self.started, 1e-9)
         text = f"{self.description}: {self.bytes / 1e6:.1f}{total} MB{percent}, {speed:.1f} MB/s"
         if self.shown:
-            left = (self.total - self.bytes) / 1e6 / speed if self.total and speed > 0 else 0.0
-            self.show(text, self.bytes, f"{format_duration(left)} left" if left else "")
+            left = 0.0
+            if self.total and speed > 0:
+                left = (self.total - self.bytes) / 1e6 / speed
+            left_in_words = f"{format_duration(left)} left" if left else ""
+            self.show(text, self.bytes, left_in_words)
         else:
             self.printed = now
             print_error(text)

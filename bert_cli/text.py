@@ -5,7 +5,11 @@ from collections.abc import Mapping
 
 def count(number: int, what: str) -> str:
     """Return a number with its noun: 1 device, 2 devices, 1,000 micro-batches."""
-    plural = "" if number == 1 else "es" if what.endswith(("ch", "ss")) else "s"
+    plural = "s"
+    if number == 1:
+        plural = ""
+    elif what.endswith(("ch", "ss")):
+        plural = "es"
     return f"{number:,} {what}{plural}"
 
 

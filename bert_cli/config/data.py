@@ -238,8 +238,12 @@ class VocabSettings(OutSettings, SentenceInputSettings):
 
     def _check(self) -> None:
         if isinstance(self.size, str) != (self.extend is not None):
-            problem = f"got {self.size} {'with' if self.extend else 'without'} --extend"
-            remedy = f"use +{self.size}" if self.extend else "use a size without a plus"
+            if self.extend:
+                problem = f"got {self.size} with --extend"
+                remedy = f"use +{self.size}"
+            else:
+                problem = f"got {self.size} without --extend"
+                remedy = "use a size without a plus"
             raise SettingError("size", problem, remedy)
 
 

@@ -82,7 +82,9 @@ class EmbedSettings(FinetuneSettings):
     def head(self) -> heads.Head:
         """Return the head of this run, which pools by itself at [CLS]."""
         head = super().head
-        return head if self.pooling == "mean" else replace(head, before=())
+        if self.pooling == "mean":
+            return head
+        return replace(head, before=())
 
     @property
     def pools_by(self) -> str | None:
@@ -93,12 +95,15 @@ class EmbedSettings(FinetuneSettings):
     def columns(self) -> list[str]:
         """Return the columns of train_file that are read."""
         has_pairs = self.objective == "pairs" and self.distillation.teacher is None
-        return self.text_column or (["anchor", "positive"] if has_pairs else ["text"])
+        usual = ["anchor", "positive"] if has_pairs else ["text"]
+        return self.text_column or usual
 
     @property
     def texts_per_example(self) -> int:
         """Return the number of texts in an example: the texts of a row, or a text twice."""
-        return 2 if self.objective == "simcse" else len(self.columns)
+        if self.objective == "simcse":
+            return 2
+        return len(self.columns)
 
     @property
     def prefixes(self) -> list[int]:
@@ -112,7 +117,9 @@ class EmbedSettings(FinetuneSettings):
             return
         if (len(self.columns) > 1) != (self.objective == "pairs"):
             problem = f"names {count(len(self.columns), 'column')} for objective {self.objective!r}"
-            least = "two or more" if self.objective == "pairs" else "one"
+            least = "one"
+            if self.objective == "pairs":
+                least = "two or more"
             raise SettingError("text_column", problem, f"name {least}")
         if self.texts_per_example == 2 and self.global_batch.examples < 2:
             problem = "has one pair per step, so there is nothing to compare it with"

@@ -140,7 +140,10 @@ class TaskSettings(FinetuneSettings):
 
     def _check(self) -> None:
         stride = self.doc_stride
-        if stride is not None and (error := window_error(self.max_seq_length, stride)):
+        if stride is None:
+            return
+        error = window_error(self.max_seq_length, stride)
+        if error:
             raise SettingError("max_seq_length", *error)
 
 
@@ -297,12 +300,16 @@ class ClassifySettings(TaskSettings):
     @property
     def head(self) -> heads.Head:
         """Return the head of this run."""
-        return heads.MEAN_CLASSIFICATION if self.few else super().head
+        if self.few:
+            return heads.MEAN_CLASSIFICATION
+        return super().head
 
     @property
     def texts_per_example(self) -> int:
         """Return the number of texts in an example: a pair of them, or one."""
-        return 2 if self.few else 1
+        if self.few:
+            return 2
+        return 1
 
     def _check(self) -> None:
         if not 1 <= len(self.text_column) <= 2:

@@ -53,7 +53,9 @@ class PretrainSettings(TrainSettings):
     @classmethod
     def _paths_become_corpora(cls, value: object) -> object:
         if not isinstance(value, list):
-            return str(value) if isinstance(value, Path) else value
+            if isinstance(value, Path):
+                return str(value)
+            return value
         if len(value) == 1 and isinstance(value[0], str):
             return value[0]
         return [{"path": item} if isinstance(item, str) else item for item in value]
@@ -62,7 +64,9 @@ class PretrainSettings(TrainSettings):
     def corpora(self) -> list[WeightedCorpus]:
         """Return the folders of `dataset_dir` with their weights."""
         records = self.dataset_dir
-        return [WeightedCorpus(path=records)] if isinstance(records, str) else records or []
+        if isinstance(records, str):
+            return [WeightedCorpus(path=records)]
+        return records or []
 
     @property
     def dataset_paths(self) -> list[str]:
@@ -90,12 +94,16 @@ class PretrainSettings(TrainSettings):
         """Return the fractions of tokens that the first and the last step mask, if they differ."""
         first = self.masking.start_probability
         last = self.masking.probability
-        return None if first in (None, last) else (first, last)
+        if first in (None, last):
+            return None
+        return first, last
 
     def _check(self) -> None:
         model = self.bert_config
         optimizer = self.optimizer_opts
-        plain = model if ARCHITECTURES[model.architecture].has_scaling else BertConfig()
+        plain = BertConfig()
+        if ARCHITECTURES[model.architecture].has_scaling:
+            plain = model
         required = {
             "bert_config.architecture": (model.architecture, plain.architecture),
             "bert_config.initializer_range": (model.initializer_range, 0.02),

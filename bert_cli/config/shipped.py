@@ -10,7 +10,9 @@ def configs_folder() -> Path:
     package = Path(__file__).parents[1]
     # A wheel has them inside the package, a checkout in the folder above it.
     installed = package / "_configs"
-    return installed if installed.is_dir() else package.parent / "configs"
+    if installed.is_dir():
+        return installed
+    return package.parent / "configs"
 
 
 def named_configs() -> dict[str, Path]:

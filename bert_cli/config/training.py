@@ -317,7 +317,8 @@ class TrainSettings(Settings):
         first, second = self.parallel.tensor_shape
         # The first number divides heads and inner columns, the second the hidden size.
         shards = {"num_attention_heads": first, "intermediate_size": first, "hidden_size": second}
-        for name, number in shards.items() if self.knows_its_model else ():
+        divided = shards.items() if self.knows_its_model else ()
+        for name, number in divided:
             if getattr(model, name) % number:
                 problem = f"{number} does not divide bert_config.{name} ({getattr(model, name)})"
                 raise SettingError("parallel.tensor", problem, "choose a number that does")
@@ -333,7 +334,7 @@ class TrainSettings(Settings):
             return  # no stages, stages that `auto` replaces, or an unknown number of layers
         # Stages are slices of this list, in its order.
         expected = ["emb", *["hid"] * model.num_hidden_layers, *self.head.last_blocks]
-        listed = [block for stage in stages for block in stage]
+        listed = list(itertools.chain.from_iterable(stages))
         if listed != expected:
             problem = (
                 f"lists {', '.join(short(listed))}; the model has {', '.join(short(expected))}"

@@ -64,7 +64,10 @@ class Architecture:
         names: dict[str, str | Part] = {block.name: block.name for block in blocks}
         for table in (self.hf_names, *(block.hf_names for block in blocks)):
             names |= table
-        return {ours: Part(name) if isinstance(name, str) else name for ours, name in names.items()}
+        parts = {}
+        for ours, name in names.items():
+            parts[ours] = Part(name) if isinstance(name, str) else name
+        return parts
 
     @property
     def heads(self) -> dict[str, Head]:
@@ -167,7 +170,9 @@ def shape_of(values: Mapping[str, Any], context: object = None) -> BertConfig:
 
 
 def _validate(value: object, info: ValidationInfo) -> Any:
-    return shape_of(value, info.context) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return shape_of(value, info.context)
+    return value
 
 
 # A shape of any architecture.

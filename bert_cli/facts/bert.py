@@ -141,7 +141,9 @@ class BertConfig(Settings):
 def fields_of(group: type[BaseModel]) -> Mapping[str, FieldInfo]:
     """Return the fields of a group of settings; for the shape of a model the fields of all architectures."""
     fields = dict(group.model_fields)
-    for shape in BertConfig.__subclasses__() if group is BertConfig else ():
+    if group is not BertConfig:
+        return fields
+    for shape in BertConfig.__subclasses__():
         for name, about in shape.model_fields.items():
             fields.setdefault(name, about)
     return fields

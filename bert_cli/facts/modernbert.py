@@ -112,8 +112,11 @@ class ModernBertConfig(BertConfig):
         """
         block = 2 * self.window
         is_in_blocks = positions >= WORTH_BLOCKS[engine] * block
-        of_global = positions if positions <= MAX_SCORED else QUERIES
-        return self._keys(of_global, 2 * block if is_in_blocks else positions)
+        of_global = QUERIES
+        if positions <= MAX_SCORED:
+            of_global = positions
+        of_local = 2 * block if is_in_blocks else positions
+        return self._keys(of_global, of_local)
 
     def _keys(self, of_global: int, of_local: int) -> int:
         keys = {GLOBAL: of_global, LOCAL: of_local}
@@ -125,8 +128,10 @@ class ModernBertConfig(BertConfig):
         if name.endswith(("/classifier/kernel", "/span/kernel")):
             return float(self.hidden_size**-0.5)
         is_output = "/output/" in name or "/transform/" in name
+        if not is_output:
+            return self.initializer_range
         depth = 2 * self.num_hidden_layers
-        return self.initializer_range / (depth**0.5 if is_output else 1.0)
+        return self.initializer_range / depth**0.5
 
     def to_hf(self) -> JSONObject:
         """Return the entries of a `config.json`, both those that transformers 4.48 and those that 5.x reads."""
@@ -163,7 +168,8 @@ class ModernBertConfig(BertConfig):
                 raise _refusal("rope_parameters", rope, "only rope_type default is supported")
             if "rope_theta" in rope:
                 values[name] = rope["rope_theta"]
-        if types := described.get("layer_types"):
+        types = described.get("layer_types")
+        if types:
             distances = {
                 every
                 for every in (values.get(EVERY), [*types[1:], GLOBAL].index(GLOBAL) + 1)
@@ -215,7 +221,9 @@ def _with_transform(head: heads.Head, layer: str) -> heads.Head:
     is_pooled = POOL.name in head.before
 
     def products(config: BertConfig, shape: BatchShape) -> list[Product]:
-        rows = shape.examples * (1 if is_pooled else shape.positions)
+        rows = shape.examples
+        if not is_pooled:
+            rows *= shape.positions
         width = config.hidden_size
         return [Product(rows, width, width, has_bias=False), *head.products(config, shape)]
 

@@ -19,8 +19,9 @@ def window_error(
     tokens = max_seq_length - QUESTION_SPECIALS - max_query_length
     if tokens >= doc_stride:
         return None
-    reserved = f"max_query_length {max_query_length} and " if max_query_length else ""
-    reserved += "the special tokens"
+    reserved = "the special tokens"
+    if max_query_length:
+        reserved = f"max_query_length {max_query_length} and the special tokens"
     problem = f"{max_seq_length} leaves {count(max(0, tokens), 'token')} of a text after {reserved}, fewer than "
     remedy = f"raise it to {max_seq_length + doc_stride - tokens}, or lower the others"
     return f"{problem}doc_stride ({doc_stride})", remedy

@@ -37,4 +37,6 @@ def one_minus_power(beta: float, t: Tensor) -> Tensor:
     """Return 1 - beta ** t, the factor of a mean of t values that started at zero."""
     # In float32, 1 - 0.999 ** 1 has a relative error of 1.3e-5; with the exact logarithm only the rounding
     # error remains.
-    return -ops.expm1(t * math.log(beta)) if beta > 0.0 else 1.0
+    if beta == 0.0:  # which has no logarithm
+        return 1.0
+    return -ops.expm1(t * math.log(beta))

@@ -114,7 +114,11 @@ def weight_rules(
     blocks above the encoder all of it (Howard & Ruder 2018, section 3.2, exponents of Clark et al. 2020).
     """
     names = list(names)
-    layers = {name: int(match[1]) for name in names if (match := re.match(r"hid_(\d+)/", name))}
+    layers = {}
+    for name in names:
+        match = re.match(r"hid_(\d+)/", name)
+        if match:
+            layers[name] = int(match[1])
     count = 1 + max(layers.values(), default=-1)
     # Embeddings are the lowest layer, so they learn the slowest.
     below_top = {name: count + 1 for name in names if name.startswith("emb/")}
@@ -144,7 +148,9 @@ def clip_factor(squared: float, max_norm: float) -> float:
     `squared` is the finite squared norm of all gradients, with the loss scale divided out.
     """
     norm = math.sqrt(squared)
-    return 1.0 if norm <= max_norm else max_norm / norm
+    if norm <= max_norm:
+        return 1.0
+    return max_norm / norm
 
 
 def round_stochastically(value: Tensor, bits: Tensor) -> Tensor:

@@ -55,7 +55,8 @@ def learning_rate(
             return max(MINIMUM, max_learning_rate * step / warmup_steps * curve)
         fallen = step - warmup_steps
         steps = max(1, total_steps - warmup_steps)
-        return max(MINIMUM, max_learning_rate * (fall(fallen, steps) if fallen else 1.0))
+        factor = fall(fallen, steps) if fallen else 1.0
+        return max(MINIMUM, max_learning_rate * factor)
 
     return value
 

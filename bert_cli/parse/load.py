@@ -237,7 +237,6 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     if config is not None:
         path = find_config(config)
         files = read_config(path)
-
     arguments = {n for n, about in settings.model_fields.items() if POSITIONAL in about.metadata}
     origins = {}
     for where in flags:

@@ -33,7 +33,8 @@ def of_epochs(plan: Plan) -> list[Check]:
         return []
     warns = plan.epochs > MAX_EPOCHS
     text = f"the run reads {plan.epochs:,.2f} epochs of {plan.corpus_examples:,} examples"
-    text += ": it will overfit" if warns else ""
+    if warns:
+        text += ": it will overfit"
     remedy = "use more text, or lower --num-epochs or --total-num-train-samples"
     return [Check("epochs", warns, text, remedy, {"epochs": plan.epochs})]
 
@@ -43,7 +44,8 @@ def of_vocabulary(vocab_size: int, tokens: float) -> Check:
     frequency = tokens / vocab_size
     warns = frequency < MIN_TOKENS
     text = f"the text has {frequency:,.1f} tokens for each of the {vocab_size:,} vocabulary entries"
-    text += ": most entries occur too rarely to be learnt" if warns else ""
+    if warns:
+        text += ": most entries occur too rarely to be learnt"
     remedy = "train a smaller vocabulary (`bert vocab --size`), or start from a model (--pretrained-ckpt-path)"
     return Check("vocabulary", warns, text, remedy, {"tokens_for_each": frequency})
 

@@ -19,9 +19,13 @@ from bert_cli.facts.products import BatchShape, Product
 def shape_of(batch: Mapping[str, Any]) -> BatchShape:
     """Return the shape of a batch with columns [..., B, S]."""
     *leading, positions = map(int, batch["input_ids"].shape)
-    masked = batch["masked_lm_positions"].shape[-1] if "masked_lm_positions" in batch else 0
+    masked = 0
+    if "masked_lm_positions" in batch:
+        masked = batch["masked_lm_positions"].shape[-1]
     packs = batch.get("next_sentence_positions")
-    sequences = 1 if packs is None else packs.shape[-1]
+    sequences = 1
+    if packs is not None:
+        sequences = packs.shape[-1]
     return BatchShape(math.prod(leading), positions, masked, sequences)
 
 

@@ -7,7 +7,7 @@ only the number of replicas is chosen.
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 
 from bert_cli.config.training import GlobalBatch, Order, TrainSettings, short
 from bert_cli.errors import ConfigError
@@ -79,7 +79,8 @@ def parameters(order: TrainSettings) -> int:
     """Return the number of weights of the model."""
     elements = weights_of(order.bert_config)
     (stages, _) = stages_of(order)
-    return elements["final_norm"] + sum(elements[block] for stage in stages for block in stage)
+    blocks = chain.from_iterable(stages)
+    return elements["final_norm"] + sum(elements[block] for block in blocks)
 
 
 def reduced_bytes(order: TrainSettings) -> int:
@@ -109,7 +110,9 @@ def propose(order: Order, devices: int, memory: int, processes: int = 1) -> Orde
         if fits(laid, memory):
             return laid
     least = min(fullest(_laid_out(order, shape, 0.0))[1].total for shape in shapes)
-    offload = "optimizer-state-offload" if order.engine == "tensorflow" else "shard-weights"
+    offload = "shard-weights"
+    if order.engine == "tensorflow":
+        offload = "optimizer-state-offload"
     raise ConfigError(
         f"parallel.layout ({count(devices, 'device')} of {format_bytes(memory)})",
         f"no layout fits: the run needs {format_bytes(least / USABLE)} on each device, with {1 - USABLE:.0%} left free",
@@ -123,7 +126,9 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
 
     If the layout `is_auto`, it chooses the replicas, up to the micro-batches of a step.
     """
-    replicas = batch.replicas * (batch.grad_acc_steps_per_replica if is_auto else 1)
+    replicas = batch.replicas
+    if is_auto:
+        replicas *= batch.grad_acc_steps_per_replica
     if replicas % processes == 0:
         return
     examples_each = batch.examples // processes
@@ -135,7 +140,8 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
         numbers = {"micro-batch-size": micro_batch, "replicas": processes}
         numbers["grad-acc-steps-per-replica"] = examples_each // micro_batch
         flags = " ".join(f"--global-batch.{name} {number}" for name, number in numbers.items())
-        where = f"global_batch ({count(replicas, 'micro-batch' if is_auto else 'replica')} a step)"
+        counted = count(replicas, "micro-batch" if is_auto else "replica")
+        where = f"global_batch ({counted} a step)"
         remedy = f"pass {flags}"
     raise ConfigError(where, f"cannot be divided among {processes} processes", remedy)
 
@@ -146,7 +152,9 @@ def choose(order: Order, device_kind: str, devices: int, memory: int, processes:
     The layout is chosen for the smallest micro-batch. Raises ConfigError when no layout fits.
     """
     is_auto = order.parallel.layout == "auto"
-    laid = propose(order, devices, memory, processes) if is_auto else order
+    laid = order
+    if is_auto:
+        laid = propose(order, devices, memory, processes)
     if laid.global_batch.examples_per_step is None:
         return laid
     return _larger(laid, device_kind, memory) or with_micro_batch(laid, 1)
@@ -201,14 +209,16 @@ def _shapes(order: TrainSettings, devices: int, processes: int) -> list[Shape]:
     tensor_devices = math.prod(parallel.tensor_shape)
     if process_devices < tensor_devices:
         problem = f"are fewer than the {count(processes, 'process')}"
-        problem += f" times the {tensor_devices} of parallel.tensor" if tensor_devices > 1 else ""
+        if tensor_devices > 1:
+            problem += f" times the {tensor_devices} of parallel.tensor"
         remedy = f"start at most {devices // tensor_devices}"
         raise ConfigError(f"devices ({devices})", problem, remedy)
     check_processes(batch, processes, is_auto=True)
     # A stage for each layer, and one for both ends of the model.
     limit = order.bert_config.num_hidden_layers + 1
-    is_jax = order.engine == "jax"
-    sizes = [tensor_devices] if is_jax else range(1, min(process_devices, limit) + 1)
+    sizes: Sequence[int] = range(1, min(process_devices, limit) + 1)
+    if order.engine == "jax":
+        sizes = [tensor_devices]
     replicas = process_devices // sizes[0]
     # Only numbers that divide a step into complete micro-batches.
     divisors = [n for n in range(1, replicas + 1) if micro_batches % (processes * n) == 0]
@@ -222,7 +232,9 @@ def _laid_out(order: Order, shape: Shape, memory: float) -> Order:
     accumulation = batch.replicas * batch.grad_acc_steps_per_replica // replicas
     laid = order.with_batch(replicas=replicas, grad_acc_steps_per_replica=accumulation)
     # The last stage returns to device 0, which has the word embeddings that the head scores with.
-    mapping = [0] if devices == 1 or order.engine == "jax" else [*range(devices), 0]
+    mapping = [0]
+    if devices > 1 and order.engine != "jax":
+        mapping = [*range(devices), 0]
     stages = {"pipeline_stages": _divide(laid, mapping, memory), "pipeline_device_mapping": mapping}
     return laid.model_copy(
         update={"parallel": order.parallel.model_copy(update={"layout": "given", **stages})}
@@ -245,7 +257,8 @@ def _divide(order: TrainSettings, mapping: Sequence[int], memory: float) -> list
             stages = laid_stages(larger, order.head.last_blocks)
             full = on_device(order, stages, mapping, device).total
             numbers = [n for n, on in enumerate(mapping) if on == device]
-            busy = sum(flops[block] for n in numbers for block in stages[n])
+            blocks = chain.from_iterable(stages[n] for n in numbers)
+            busy = sum(flops[block] for block in blocks)
             # Among equal devices the later device, which has fewer micro-batches in flight.
             key = (0, busy, full) if full <= memory else (1, full, busy)
             choices.append((*key, -number))
@@ -262,7 +275,9 @@ def describe_layout(order: TrainSettings) -> list[str]:
     batch = order.global_batch
     parallel = order.parallel
     stages, mapping = stages_of(order)
-    again = "recomputes each layer" if parallel.recompute else "no recomputation"
+    again = "no recomputation"
+    if parallel.recompute:
+        again = "recomputes each layer"
     lines = [
         f"layout: {shape(order).replace(' of ', ' x ')}, {again}, about "
         f"{format_bytes(fullest(order)[1].total)} on the fullest device"
@@ -272,7 +287,9 @@ def describe_layout(order: TrainSettings) -> list[str]:
         words = []
         for blocks, group in groupby(devices, lambda device: blocks_on(stages, mapping, device)):
             first, *rest = group
-            name = f"devices {first} to {rest[-1]}" if rest else f"device {first}"
+            name = f"device {first}"
+            if rest:
+                name = f"devices {first} to {rest[-1]}"
             words.append(f"{name}: {blocks}")
         lines.append("; ".join(words))
         lines.append(f"devices are idle for {idle(order):.1%} of a step")

@@ -8,6 +8,7 @@ steps of JAX the estimate is off by 9 % on average, and at most by 23 %. So `lay
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from bert_cli.config.training import TrainSettings
 from bert_cli.facts.architectures import ARCHITECTURES
@@ -92,19 +93,23 @@ def on_device(
     config = order.bert_config
     parallel = order.parallel
     numbers = [number for number, on in enumerate(mapping) if on == device]
-    blocks = [block for number in numbers for block in stages[number]]
+    blocks = list(chain.from_iterable(stages[number] for number in numbers))
     first, second = parallel.tensor_shape
     elements = weights_of(config)
     weights = sum(elements[name] for name in blocks) // (first * second)
     # JAX divides a weight only along an axis whose size the replicas divide; the width stands for all axes.
     is_divisible = config.hidden_size % order.global_batch.replicas == 0 and second == 1
-    shards = order.global_batch.replicas if order.engine == "tensorflow" or is_divisible else 1
+    shards = 1
+    if order.engine == "tensorflow" or is_divisible:
+        shards = order.global_batch.replicas
     shard = math.ceil(weights / shards)
     stored = shard if parallel.shard_weights else weights
     updated = shard if parallel.replicated_tensor_sharding else stored
     if parallel.replicated_tensor_sharding and order.engine == "tensorflow":
         # A replica has the moments of complete weights, so at least those of the largest.
-        largest = max(config.intermediate_size, config.vocab_size if "emb" in blocks else 0)
+        largest = config.intermediate_size
+        if "emb" in blocks:
+            largest = max(largest, config.vocab_size)
         updated = max(shard, config.hidden_size * largest)
     tables = sum("emb" in stages[n] or _reads_word_table(config, stages[n]) for n in numbers)
     # Each stage with the word embeddings has its own sums of their gradients.
@@ -121,12 +126,16 @@ def on_device(
         inputs = layers * size * _positions(order) * config.hidden_size // second
         activations = inputs + 2 * layer
     else:
-        copies = size * weights if order.precision.startswith("mixed") else 0
-        activations = layers * layer + copies
+        activations = layers * layer
+        if order.precision.startswith("mixed"):
+            activations += size * weights  # copies in the lower precision
+    moments = MOMENT_BYTES * updated
+    if parallel.optimizer_state_offload:
+        moments = 0
     return Estimate(
         weights=WEIGHT_BYTES[order.precision] * stored,
         accumulators=FLOAT32 * accumulated,
-        moments=0 if parallel.optimizer_state_offload else MOMENT_BYTES * updated,
+        moments=moments,
         activations=activations,
         logits=logits // parallel.embedding_serialization_factor,
     )
@@ -157,7 +166,9 @@ def saved_by_layer(order: TrainSettings) -> int:
     keys = config.keys_saved(order.max_seq_length, order.engine)
     scores = rows * config.num_attention_heads * keys // config.num_hidden_layers
     # With dropout the probabilities are saved before and after it, and a mask of bytes.
-    score_bytes = 2 * size + 1 if config.attention_probs_dropout_prob else size
+    score_bytes = size
+    if config.attention_probs_dropout_prob:
+        score_bytes = 2 * size + 1
     saved = size * operands + norms + score_bytes * scores
     is_small = rows * config.hidden_size <= COMPILED_CHAIN_ELEMENTS
     if order.engine == "tensorflow" and (is_small or order.compile == "nothing"):

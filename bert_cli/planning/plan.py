@@ -79,8 +79,10 @@ class Plan:
     @property
     def step_sizes(self) -> str | None:
         """Return a fingerprint of changing sizes, which must be equal to resume a run; None for equal steps."""
-        checksum = zlib.crc32(repr([astuple(segment) for segment in self.segments]).encode())
-        return f"{len(self.segments)} sizes, {checksum:08x}" if len(self.segments) > 1 else None
+        if len(self.segments) < 2:
+            return None
+        sizes = repr([astuple(segment) for segment in self.segments])
+        return f"{len(self.segments)} sizes, {zlib.crc32(sizes.encode()):08x}"
 
     def mask_probability(self, step: int) -> float | None:
         """Return the fraction of tokens that a step masks; it changes linearly. None means the settings' fraction."""
@@ -92,7 +94,9 @@ class Plan:
     @property
     def epochs(self) -> float | None:
         """Return the number of epochs; None for synthetic examples."""
-        return None if self.corpus_examples is None else self.examples / self.corpus_examples
+        if self.corpus_examples is not None:
+            return self.examples / self.corpus_examples
+        return None
 
     @property
     def step_in_words(self) -> str:
@@ -112,7 +116,9 @@ def make_plan(
     section 3.3), so a run of packs reads the same number of samples in fewer steps. Raises ConfigError if the length of
     the run is unknown.
     """
-    epoch = None if corpus_examples is None else corpus_examples * sequences_per_example
+    epoch = None
+    if corpus_examples is not None:
+        epoch = corpus_examples * sequences_per_example
     batch = order.global_batch
     where = f"num_epochs ({order.num_epochs or 0:g})"
     if order.total_num_train_samples is not None:
@@ -174,9 +180,12 @@ def _segments(
     read = 0.0
     while read < samples:
         size = min(sizes, int(sizes * read / growth))
-        accumulation = last if size == sizes else first + round((last - first) * size / sizes)
+        accumulation = last
+        end: float = samples
+        if size < sizes:
+            accumulation = first + round((last - first) * size / sizes)
+            end = min(samples, growth * (size + 1) / sizes)
         micro_batches = batch.replicas * accumulation
-        end = min(samples, growth * (size + 1) / sizes) if size < sizes else samples
         sequences = micro_batches * batch.micro_batch_size * sequences_per_example
         steps = max(1, math.ceil((end - read) / sequences))
         segments.append(Segment(step, micro_batches, before))

@@ -3,6 +3,7 @@
 A marker also holds for a class that declares the setting again: `Settings` copies it.
 """
 
+from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -47,8 +48,10 @@ def kinds_of(annotation: Any) -> list[Any]:
     if hasattr(annotation, "__metadata__"):
         return kinds_of(annotation.__origin__)
     if get_origin(annotation) in (Union, UnionType):
-        return [kind for part in get_args(annotation) for kind in kinds_of(part)]
-    return [] if annotation is NoneType else [annotation]
+        return list(chain.from_iterable(map(kinds_of, get_args(annotation))))
+    if annotation is NoneType:
+        return []
+    return [annotation]
 
 
 def is_path(about: FieldInfo) -> bool:

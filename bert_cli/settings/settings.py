@@ -202,7 +202,9 @@ def _expand(path: Any, is_opened: bool) -> Any:
 
 def as_list(value: object) -> list[Any]:
     """Return a list as it is, and another value as a list of one."""
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def is_set(settings: BaseModel, name: str) -> bool:
@@ -224,8 +226,11 @@ def parse_bytes(text: str) -> int:
     Raises SettingError, a ValueError, for other text.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kMGT])(i?)B|B?)", text.strip())
-    unit = (1024 if match[3] else 1000) ** " kMGT".index(match[2] or " ") if match else 0
-    size = int(float(match[1]) * unit) if match else 0
+    size = 0
+    if match:
+        base = 1024 if match[3] else 1000
+        unit = base ** " kMGT".index(match[2] or " ")
+        size = int(float(match[1]) * unit)
     if size < 10**6:
         problem = f"{text!r} is not a memory size of at least 1 MB"
         raise SettingError("", problem, "write it as 80GB, 24GiB, 640MB or 16e9")

@@ -6,6 +6,7 @@ resumed run writes the same bytes.
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path, PurePath
 
 from bert_cli import __version__
@@ -41,8 +42,16 @@ def model_card(
     assert head is not None
     task = head.task
     if task == "embed":
-        task = "sentence-similarity" if is_embedding else "feature-extraction"
-    library = "sentence-transformers" if is_embedding else "transformers"
+        task = "feature-extraction"
+        if is_embedding:
+            task = "sentence-similarity"
+    library = runtime
+    if runtime == "hf":
+        library = "sentence-transformers" if is_embedding else "transformers"
+    options = ", trust_remote_code=True" if hf.class_files(shape, head) else ""
+    has_several_labels = config.get("problem_type") == SEVERAL_LABELS
+    all_labels = ", top_k=None" if has_several_labels else ""
+    example = "A [MASK] in a text." if head.fills_masks else "A text."
     environment = Environment(trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         name=name,
@@ -52,11 +61,11 @@ def model_card(
         parameters=parameters,
         labels=config.get("id2label"),
         license_id=license_id,
-        library=library if runtime == "hf" else runtime,
+        library=library,
         runtime=runtime,
-        options=", trust_remote_code=True" if hf.class_files(shape, head) else "",
-        all=", top_k=None" if config.get("problem_type") == SEVERAL_LABELS else "",
-        text="A [MASK] in a text." if head.fills_masks else "A text.",
+        options=options,
+        all=all_labels,
+        text=example,
     )
     return "\n\n".join(part.strip() for part in [text, *sections] if part) + "\n"
 
@@ -67,7 +76,8 @@ def training_section(state: JSONObject) -> str:
     fixed = state["fixed"]
     start = PurePath(settings.get("pretrained_ckpt_path") or "")
     # The name of a run says more than that of its checkpoint.
-    start = start.parent if start.name.startswith("step_") else start
+    if start.name.startswith("step_"):
+        start = start.parent
     distillation = settings.get("distillation") or {}
     command = f"`bert {settings.get('command', '?')}` of bert-cli {__version__}"
     rows = {
@@ -98,7 +108,8 @@ def without(text: str, *headings: str) -> str:
 
 def decision_section(decision: JSONObject) -> str:
     """Return the section on how outputs become answers, from the content of decision.json; "" if nothing was chosen."""
-    if temperature := decision.get("temperature"):
+    temperature = decision.get("temperature")
+    if temperature:
         about = "Divide the logits by it before the softmax; `bert predict` does, and an export has it in its weights."
         return f"{table(CALIBRATION, {'temperature': f'{temperature:.4f}'})}\n\n{about}\n"
     rows = {name: f"{value:.4f}" for name, value in decision.get("thresholds", {}).items()}
@@ -121,8 +132,10 @@ def _data(settings: JSONObject, epoch_size: int | None) -> str:
     values = [settings.get("train_file"), settings.get("dataset_dir")]
     values.append((settings.get("distillation") or {}).get("unlabelled_file"))
     lists = [value if isinstance(value, list) else [value] for value in values]
-    corpora = [corpus for corpora in lists for corpus in corpora if corpus]
+    corpora = list(filter(None, chain.from_iterable(lists)))
     paths = [corpus["path"] if isinstance(corpus, dict) else corpus for corpus in corpora]
     names = ", ".join(dict.fromkeys(PurePath(path).name for path in paths))
+    if not epoch_size:
+        return names
     unit = "pairs of its texts" if settings.get("few") else "examples"
-    return f"{names}, {epoch_size:,} {unit}" if epoch_size else names
+    return f"{names}, {epoch_size:,} {unit}"

@@ -392,7 +392,8 @@ def refuse_another_run(saved: Saved, fixed: JSONObject, settings: JSONObject | N
     if before.get("corpus") != now.get("corpus"):
         before["dataset_dir"] = stored.settings.get("dataset_dir")
         now["dataset_dir"] = (settings or {}).get("dataset_dir")
-    if differences := _differences(before, now):
+    differences = _differences(before, now)
+    if differences:
         problem = f"belongs to a run with other settings: {'; '.join(differences)}"
         remedy = "use those settings, or start a new run in another save_ckpt_path with --pretrained-ckpt-path"
         raise CheckpointError(str(saved.path), problem, remedy)

@@ -114,5 +114,8 @@ def warning_of(run: Run) -> str | None:
         return None
     compared = 2 * compared_steps(total)
     # The end of the file that is read has no more steps; parsing it takes 85 ms.
-    steps = compared if compared <= TAIL_STEPS else STEPS
+    if compared <= TAIL_STEPS:
+        steps = compared
+    else:
+        steps = STEPS
     return find_warning(run.settings, total, run.tail(steps))

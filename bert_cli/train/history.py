@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,7 +57,9 @@ class Run:
         command = str(self.settings.get("command", "?"))
         if command == "glue":
             return f"glue {self.settings['glue_task'] or ''}".rstrip()
-        return "squad 2.0" if command == "squad" and self.settings.get("version_2") else command
+        if command == "squad" and self.settings.get("version_2"):
+            return "squad 2.0"
+        return command
 
     @cached_property
     def steps(self) -> dict[int, Metrics]:
@@ -121,7 +123,9 @@ class Run:
             return "empty"
         if (self.total_steps is not None and saved >= self.total_steps) or self._ended_early:
             return "done"
-        return "stopped" if saved >= self.step else "killed"
+        if saved >= self.step:
+            return "stopped"
+        return "killed"
 
     @property
     def _ended_early(self) -> bool:
@@ -147,7 +151,8 @@ class Run:
         best = _read_object(self.folder / BEST)
         name = str(best.get("metric", "score"))
         for rows in (_read_object(self.folder / SCORES), {name: best.get("value")}):
-            scores = {name: finite for name in rows if (finite := _finite(rows[name])) is not None}
+            values = {name: _finite(value) for name, value in rows.items()}
+            scores = {name: value for name, value in values.items() if value is not None}
             if scores:
                 return scores
         return {}
@@ -187,11 +192,17 @@ def open_runs(folders: Sequence[Path], where: str) -> list[Run]:
     """
     runs: dict[Path, Run] = {}
     for folder in folders:
-        below = [Run(folder)] if is_run(folder) else list(runs_below(folder))
+        if is_run(folder):
+            below = [Run(folder)]
+        else:
+            below = list(runs_below(folder))
         if not below:
+            problem = "no such folder"
+            if folder.is_dir():
+                problem = f"contains no run with {METRICS}"
             raise DataError(
                 f"{where} ({folder})",
-                f"contains no run with {METRICS}" if folder.is_dir() else "no such folder",
+                problem,
                 "use the --save-ckpt-path of a run, which `bert runs` lists",
             )
         for run in below:
@@ -210,15 +221,21 @@ def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]
         if tail is not None and os.fstat(file.fileno()).st_size > tail:
             file.seek(-tail, os.SEEK_END)
             file.readline()
-        for line in file if tail is None else reversed(file.readlines()):
-            if row := read_line(line):
+        lines: Iterable[bytes] = file
+        if tail is not None:
+            lines = reversed(file.readlines())
+        for line in lines:
+            row = read_line(line)
+            if row:
                 yield row[0], {name: _finite(value) for name, value in row[1].items()}
 
 
 def _finite(value: Any) -> float | None:
     # In Python True is an integer.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= sys.float_info.max else None
+    if is_number and abs(value) <= sys.float_info.max:
+        return float(value)
+    return None
 
 
 def _read_object(path: Path) -> JSONObject:

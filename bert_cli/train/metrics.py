@@ -101,7 +101,9 @@ def format_step(step: int, total_steps: int, metrics: Metrics) -> str:
 def in_words(metrics: Metrics) -> str:
     """Return the masked-LM accuracy as `1 of 20 hidden words right`; empty for another task."""
     accuracy = metrics.get("mlm_accuracy")
-    return "" if accuracy is None else f"{20 * accuracy:.0f} of 20 hidden words right"
+    if accuracy is None:
+        return ""
+    return f"{20 * accuracy:.0f} of 20 hidden words right"
 
 
 def _format_speed(metrics: Metrics) -> str:
@@ -156,7 +158,9 @@ class Pace:
             self.recent = deque(maxlen=20)
         else:
             self.recent.append(seconds_each)
-        mean = sum(self.recent) / len(self.recent) if self.recent else seconds_each
+        mean = seconds_each
+        if self.recent:
+            mean = sum(self.recent) / len(self.recent)
         return {
             "examples_per_second": examples / seconds,
             "tokens_per_second": tokens / seconds,
@@ -217,12 +221,16 @@ class ProgressBar(TerminalBar):
 
     def lines(self) -> Sequence[str]:
         """Return the metrics, and the message about the end of the run."""
-        return (*self.metrics, STOPPING) if self.stop_requested() else self.metrics
+        if self.stop_requested():
+            return (*self.metrics, STOPPING)
+        return self.metrics
 
     def after_step(self, step: int, metrics: Metrics) -> None:
         """Show a step that has just ended."""
         seconds = metrics.get("seconds_left")
-        left = "" if seconds is None else f"{format_duration(seconds)} left"
+        left = ""
+        if seconds is not None:
+            left = f"{format_duration(seconds)} left"
         parts = [f"lr {metrics['learning_rate']:.2e}", f"gradient {metrics['gradient_norm']:.3g}"]
         columns = "  ".join([format_losses(metrics), *parts, _format_speed(metrics)])
         self.metrics = (*filter(None, [in_words(metrics)]), columns)
@@ -316,7 +324,9 @@ def in_background(
                     report(*item)
         except Exception as error:
             failed.set()
-            state = f"stopped logging at step {last}" if last else "not logging"
+            state = "not logging"
+            if last:
+                state = f"stopped logging at step {last}"
             print_line(f"{name}: {state} ({type(error).__name__}: {error})")
 
     def report(step: int, metrics: Metrics) -> None:

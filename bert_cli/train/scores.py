@@ -22,7 +22,9 @@ def write(
 ) -> None:
     """Write the scores of a run with their intervals and other counts, and what each example adds to them."""
     # JSON has no NaN or infinity, as of a run whose loss is not finite.
-    values = {n: score.value if math.isfinite(score.value) else None for n, score in scores.items()}
+    values = {}
+    for n, score in scores.items():
+        values[n] = score.value if math.isfinite(score.value) else None
     bounds = {name: score.bounds for name, score in scores.items()}
     record = with_checksum({**values, **counts, INTERVALS: bounds})
     write_json_atomically(folder / SCORES, record)

@@ -129,7 +129,9 @@ class SampleStatistics:
         for name, (part, total) in STATISTICS.items():
             report[name] = counts[part]
             if total is not None:
-                report[name] = counts[part] / counts[total] if counts[total] else None
+                report[name] = None
+                if counts[total]:
+                    report[name] = counts[part] / counts[total]
         return report
 
 
@@ -167,9 +169,12 @@ def table(report: JSONObject) -> list[str]:
     width = max(map(len, report))
     lines = []
     for name, value in report.items():
-        shown = (
-            "-" if value is None else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
-        )
+        if value is None:
+            shown = "-"
+        elif isinstance(value, float):
+            shown = f"{value:.4g}"
+        else:
+            shown = f"{value:,}"
         lines.append(f"  {name.replace('_', ' '):<{width}}  {shown}")
     return lines
 

@@ -61,7 +61,9 @@ class Batching:
 
     def mask_probability(self, step: int) -> float | None:
         """Return the fraction of tokens that are masked in a step, None for the fraction in the settings."""
-        return None if self.plan is None else self.plan.mask_probability(step)
+        if self.plan is not None:
+            return self.plan.mask_probability(step)
+        return None
 
     def micro_batches(self, rows: Batch, group: int = 1) -> Batch:
         """Return rows [n, ...], a group for each example, as micro-batches [M, B, ...]."""

@@ -59,7 +59,9 @@ class Records:
             return
         masking = masking or Masking()
         special = SpecialIds(**corpus["special_ids"])
-        continuations = files.continuations() if masking.unit == "word" else None
+        continuations = None
+        if masking.unit == "word":
+            continuations = files.continuations()
         size = corpus["vocab_size"]
         self._masks = MaskRecipe(special, size, masking, self.predictions, continuations)
         if max_sequences_per_pack > 1:
@@ -69,7 +71,9 @@ class Records:
 
     def __len__(self) -> int:
         """Return the number of examples of an epoch."""
-        return self.files.records if self.packs is None else len(self.packs)
+        if self.packs is None:
+            return self.files.records
+        return len(self.packs)
 
     @property
     def sequences_per_example(self) -> float:
@@ -153,7 +157,10 @@ def shortest_pack_first(histogram: Ints, sequences: int) -> tuple[Ints64, Ints64
 
     def put(lengths: tuple[int, ...], count: int) -> None:
         free = longest - sum(lengths)
-        packs = done if len(lengths) == sequences else open_packs[free]
+        if len(lengths) == sequences:
+            packs = done
+        else:
+            packs = open_packs[free]
         packs[lengths] = packs.get(lengths, 0) + count
 
     # Long sequences first: short ones fill what they leave.
@@ -202,7 +209,9 @@ class Packs:
         histogram: Ints64 = np.bincount(lengths, minlength=longest + 1)
         # A stable sort of 16-bit numbers counts them instead of comparing.
         by_length = np.argsort(lengths.astype(np.uint16), kind="stable")
-        self._by_length = by_length.astype(np.uint32 if len(lengths) < 1 << 32 else np.int64)
+        # Half of the memory where 32 bits suffice.
+        number_type = np.uint32 if len(lengths) < 1 << 32 else np.int64
+        self._by_length = by_length.astype(number_type)
         self._starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(histogram)))
         """[S + 2] where the records of a length begin in `_by_length`."""
         self._seed = int(row_keys(0, "pack", seed)[0])

@@ -288,5 +288,4 @@ def _sentences(line: str, split: Split) -> Iterator[tuple[int, int]]:
             else:
                 yield start, limit
                 start = limit
-
         yield start, stop

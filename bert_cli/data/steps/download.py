@@ -10,7 +10,9 @@ from bert_cli.settings.markers import recorded
 
 def run(settings: DownloadSettings) -> None:
     """Download one dump to `settings.out`. Raises DataError when it cannot be verified."""
-    packages = [] if settings.sample else ["httpx2"]
+    packages = []
+    if not settings.sample:
+        packages.append("httpx2")
     step = Step("download", settings.out, recorded(settings), packages)
     useless = settings.model_fields_set & {"language", "date"}
     with open_output(step):

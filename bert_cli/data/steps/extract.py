@@ -18,7 +18,9 @@ def run(settings: ExtractSettings) -> None:
     """Extract the text of a dump."""
     path = find_dump(settings.dump)
     program = settings.with_program
-    command = command_of(program) if program else []
+    command = []
+    if program:
+        command = command_of(program)
     dump = Dump(path)
     values = recorded(settings)
     rules: dict[str, str] = {}
@@ -28,12 +30,15 @@ def run(settings: ExtractSettings) -> None:
             raise ConfigError(where, "has no effect on another extractor", "leave it out")
         rules = read_rules(settings.templates)
         values["templates"] = file_crc32c(settings.templates)
+    packages = []
+    if program == "wikiextractor":
+        packages = ["wikiextractor"]
     run_shards(
         Step(
             "extract",
             settings.out,
             settings=values | {"extractor": program or "bert"},
-            packages=["wikiextractor"] if program == "wikiextractor" else [],
+            packages=packages,
             expected_bytes=extract.bytes_written(path, settings.processes),
         ),
         extract.shards_of(dump),

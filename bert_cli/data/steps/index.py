@@ -24,7 +24,9 @@ def run(settings: IndexSettings) -> None:
     if (folder / CORPUS).exists():
         before = read_corpus(folder)
         description = index.description_of(folder, before, settings.vocab)
-        files = [*before["other_files"], *before["files"]] if settings.check else []
+        files = []
+        if settings.check:
+            files = [*before["other_files"], *before["files"]]
         check_checksums(folder, files, f"run `bert index {folder}`")
     else:
         description = index.describe_foreign(folder, paths, settings.vocab)
@@ -47,4 +49,5 @@ def run(settings: IndexSettings) -> None:
     shards = [file | {"indexed": file["name"] in indexed} for file in corpus["files"]]
     write_manifest(folder / INDEX_MANIFEST, step, stats, seconds, read, shards=shards)
     fresh = len(paths) - len(stale)
-    print_line(summary("index", stats, seconds, read, f"{fresh} of {len(paths)}" if fresh else ""))
+    described = f"{fresh} of {len(paths)}" if fresh else ""
+    print_line(summary("index", stats, seconds, read, described))

@@ -56,16 +56,19 @@ def run(settings: InspectSettings) -> None:
         output_json(settings.json_file, report | of_sample)
         if is_stdout(settings.json_file):
             return
-    sampled = f"a sample of {number:,}, drawn from the complete folder"
+    sampled = "all records"
+    if number < len(source):
+        sampled = f"a sample of {number:,}, drawn from the complete folder"
     print_line(
         f"{folder}: {count(len(source), report['format'] + ' record')} of {source.sequence_length} positions, "
         f"in {count(report['files'], 'file')}, {format_bytes(report['bytes'])}, "
         f"vocabulary of {report['vocab_size']:,} tokens\n"
-        f"read: {'all records' if number == len(source) else sampled} (seed {settings.seed})"
+        f"read: {sampled} (seed {settings.seed})"
     )
     example = shuffled(source, np.arange(1))
     print_line("\nan example, with predicted tokens as {token -> what the model sees}")
     print_line(f"  {inspect.example_text(example, vocabulary)}")
+    heading = "\nwarnings" if warnings else "\nno warnings"
     for line in (
         "\nlengths of examples, in tokens with [CLS] and [SEP]",
         *inspect.histogram(sample.lengths, source.sequence_length),
@@ -73,7 +76,7 @@ def run(settings: InspectSettings) -> None:
         *inspect.table(
             {name: value for name, value in report.items() if not isinstance(value, str)}
         ),
-        "\nwarnings" if warnings else "\nno warnings",
+        heading,
         *(f"  {folder}: {warning.what}; {warning.remedy}" for warning in warnings),
     ):
         print_line(line)

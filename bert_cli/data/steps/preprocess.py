@@ -55,5 +55,6 @@ def run(settings: PreprocessSettings) -> None:
         workers,
         notes=notes,
     )
-    if number := record["counts"]["sentences_without_words"]:
+    number = record["counts"]["sentences_without_words"]
+    if number:
         print_line(f"preprocess: dropped {count(number, 'sentence')} without a letter or a digit")

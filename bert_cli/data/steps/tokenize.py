@@ -25,12 +25,13 @@ def run(settings: TokenizeSettings) -> None:
     if settings.masking == "static":
         unit: Literal["word", "token"] = "word" if settings.whole_word_masking else "token"
         masking = Masking(unit=unit, probability=settings.masked_lm_prob)
+    copies = settings.duplication_factor if masking else 1
     recipe = tokenize.Recipe(
         vocabulary=(vocabulary.path.absolute(), vocabulary.sha256, vocabulary.normalization),
         sequence_length=settings.sequence_length,
         mask_tokens=settings.mask_tokens,
         masking=masking,
-        copies=settings.duplication_factor if masking else 1,
+        copies=copies,
         has_pairs=settings.nsp,
         short_seq_prob=settings.short_seq_prob,
         seed=settings.random_seed,
@@ -50,14 +51,16 @@ def run(settings: TokenizeSettings) -> None:
     convert = partial(tokenize.convert, recipe=recipe)
     manifest = run_shards(step, shards, convert, workers, notes=notes)
     vocabulary.save(step.out)
+    probability = masking.probability if masking else None
+    whole_words = masking.unit == "word" if masking else None
     description = describe(
         vocabulary,
         masking=settings.masking,
         sequence_length=recipe.sequence_length,
         mask_tokens=recipe.mask_tokens,
         next_sentence=recipe.has_pairs,
-        masked_lm_prob=masking.probability if masking else None,
-        whole_word_masking=masking.unit == "word" if masking else None,
+        masked_lm_prob=probability,
+        whole_word_masking=whole_words,
     )
     write_corpus(step.out, description)
     counts = manifest["counts"]

@@ -41,9 +41,14 @@ def run(settings: VocabSettings) -> None:
     make = partial(vocab.convert, size=size, normalization=normalization, base=base)
     record = run_shards(step, [shard], make, Workers(), notes=text.notes)
     pieces = record["counts"]["pieces"]
-    new = pieces - len(base.pieces if base else ())
-    kind = "new pieces" if base else "pieces"
-    print_line(f"vocab: {pieces:,} pieces{f', {new:,} of them new' if base else ''}")
+    new = pieces
+    kind = "pieces"
+    described = f"{pieces:,} pieces"
+    if base:
+        new -= len(base.pieces)
+        kind = "new pieces"
+        described += f", {new:,} of them new"
+    print_line(f"vocab: {described}")
     if new < size:
         print_line(
             f"vocab: only {new:,} {kind} occur {vocab.MIN_FREQUENCY} times or more in "

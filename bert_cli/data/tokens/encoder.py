@@ -111,4 +111,6 @@ def encoder_of(vocabulary: Vocabulary) -> LineEncoder:
 
 def _dtype(largest: int) -> type[np.unsignedinteger]:
     """Return the type of token ids up to `largest`."""
-    return np.uint16 if largest < 65536 else np.uint32
+    if largest < 65536:
+        return np.uint16
+    return np.uint32

@@ -52,7 +52,8 @@ class Normalization:
         """Return the normalization of a tokenizer_config.json; `cased` applies if it does not state the case."""
         lower = config.get("do_lower_case")
         chinese = config.get("tokenize_chinese_chars")
-        cased = cased if lower is None else not lower
+        if lower is not None:
+            cased = not lower
         return cls(cased, config.get("strip_accents"), chinese is not False)
 
     def changes(self) -> dict[str, bool]:

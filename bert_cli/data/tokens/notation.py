@@ -114,7 +114,8 @@ def read_notation(path: Path) -> tuple[JSONObject, Notation]:
     patterns: list[str | None] = []
     parts = [description.get("normalizer"), description.get("pre_tokenizer")]
     json.loads(json.dumps(parts), object_hook=lambda part: patterns.append(part.get("Regex")))
-    if unknown := {*filter(None, patterns)} - PATTERNS:
+    unknown = {*filter(None, patterns)} - PATTERNS
+    if unknown:
         problem = "is a regular expression of no known tokenizer, whose time has no bound"
         raise DataError(f"{path} ({min(unknown)!r})", problem, "use another tokenizer")
     kind = (description.get("model") or {}).get("type")

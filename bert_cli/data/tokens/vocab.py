@@ -88,7 +88,8 @@ def find_vocabulary(name: str, *, cased: bool) -> Vocabulary:
             )
             problem += f", and no {tokenizer.CONFIG_FILE} defines the case"
             raise _wrong_case(name, cased, problem)
-    if added := tokenizer.TokenizerFolder(path.parent).added_tokens:
+    added = tokenizer.TokenizerFolder(path.parent).added_tokens
+    if added:
         listed = ", ".join(token.content for token in added[:3])
         raise DataError(
             f"vocabulary ({name})",
@@ -127,7 +128,8 @@ def _download(name: str) -> Path:
 
 def _wrong_case(name: str, cased: bool, problem: str) -> ConfigError:
     where = f"--cased ({json.dumps(cased)}, with the vocabulary {name})"
-    return ConfigError(where, problem, f"{'leave out' if cased else 'pass'} --cased")
+    remedy = "leave out --cased" if cased else "pass --cased"
+    return ConfigError(where, problem, remedy)
 
 
 # --- training

@@ -166,7 +166,8 @@ def run_on_worker(
     # Another patch version of Python writes the same bytes.
     names = [name for name in versions if name not in ("bert_cli", "python")]
     installed = package_versions(names) | {"python": versions["python"]}
-    if differing := [n for n, version in versions.items() if installed[n] != version]:
+    differing = [n for n, version in versions.items() if installed[n] != version]
+    if differing:
         listed = ", ".join(f"{n} {installed[n]}, not {versions[n]}" for n in differing)
         remedy = "install the same versions on all machines, or the bytes may differ"
         raise DataError(worker, f"has {listed}", remedy)

@@ -54,13 +54,16 @@ def run_program(command: Sequence[str], path: Path, where: str) -> bytes:
         program = start_program([*command, str(path)], stdout=out, stderr=err)
         try:
             status = program.wait(limit)
-            problem = f"exit status {status}" if status else ""
+            problem = ""
+            if status:
+                problem = f"exit status {status}"
         except subprocess.TimeoutExpired:
             problem = f"did not finish within {limit:.0f} s"
         finally:
             kill_program(program)
     message = messages.read_text(errors="replace").strip()
-    if (reason := os.strerror(errno.ENOSPC)) in message:
+    reason = os.strerror(errno.ENOSPC)
+    if reason in message:
         raise OSError(errno.ENOSPC, reason, str(path))
     blocks = text.read_bytes()
     if problem or "Traceback" in message:

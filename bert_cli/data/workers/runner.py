@@ -148,9 +148,13 @@ class OutputFolder:
 
     def _changed_inputs(self, marker: Marker) -> DataError:
         names = [str(name) for name, *_ in marker.inputs]
-        inputs = names[0] if len(names) == 1 else f"{len(names)} files, {names[0]} to {names[-1]}"
+        inputs = names[0]
+        if len(names) > 1:
+            inputs = f"{len(names)} files, {names[0]} to {names[-1]}"
         # A hidden folder belongs to the step that contains it.
-        root = self.out.parent if self.out.name.startswith(".") else self.out
+        root = self.out
+        if self.out.name.startswith("."):
+            root = self.out.parent
         return DataError(
             str(self.out / marker.output),
             f"was made from inputs ({inputs}) that have changed since",
@@ -190,7 +194,8 @@ class OutputFolder:
     def total(self, notes: Sequence[str]) -> Stats:
         """Return the total counts of this run's shards, all complete. Raises DataError for none, or other inputs."""
         expected = {self.done / f"{name}.shard" for name in self.markers}
-        if unexpected := {*self.done.rglob("*.shard")} - expected:
+        unexpected = {*self.done.rglob("*.shard")} - expected
+        if unexpected:
             raise self._changed_inputs(_read_marker(min(unexpected)))
         markers = [marker for marker in self.markers.values() if marker]
         total = sum((marker.stats for marker in markers), Stats(notes=tuple(notes)))
@@ -203,7 +208,9 @@ class OutputFolder:
             )
         different = sum(marker.versions != self.versions for marker in markers)
         note = f"{different} shards were made with other versions of the packages"
-        return total + Stats(notes=(note,)) if different else total
+        if different:
+            total += Stats(notes=(note,))
+        return total
 
 
 def _read_marker(path: Path) -> Marker:
@@ -233,7 +240,8 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
 
 def check_is_folder(out: Path) -> None:
     """Raise DataError when OUT or a parent folder is a file."""
-    if not (place := existing(out)).is_dir():
+    place = existing(out)
+    if not place.is_dir():
         problem = "is a file and must be a folder"
         raise DataError(f"out ({place})", problem, "choose another path")
 
@@ -304,7 +312,9 @@ def run_shards(
         else:  # its times stay the times of the run that did the work
             record = read_manifest(output.out)
     _report_notes(step, record["notes"])
-    before = f"{output.skipped} of {made + output.skipped}" if output.skipped else ""
+    before = ""
+    if output.skipped:
+        before = f"{output.skipped} of {made + output.skipped}"
     logger.info(summary(step.name, counts, seconds, bytes_read, before))
     return record
 
@@ -312,7 +322,8 @@ def run_shards(
 def _report_notes(step: Step, notes: Sequence[str]) -> None:
     for note in notes[:NOTES_SHOWN]:
         logger.info(f"{step.name}: {note}")
-    if (more := len(notes) - NOTES_SHOWN) > 0:
+    more = len(notes) - NOTES_SHOWN
+    if more > 0:
         logger.info(f"{step.name}: {more} more notes in {step.out}/{MANIFEST}")
 
 
@@ -322,8 +333,12 @@ def _report_plan(output: OutputFolder, shards: Iterable[Shard]) -> int:
     if expected is None:
         return 0
     completed, written = output.completed()
-    number = len(shards) if isinstance(shards, Sequence) else None
-    to_write = 0 if completed == number else max(0, expected - written)
+    number = None
+    if isinstance(shards, Sequence):
+        number = len(shards)
+    to_write = 0
+    if completed != number:
+        to_write = max(0, expected - written)
     logger.info(plan_disk_space(output.step.name, number, to_write, written, output.out))
     return to_write
 
@@ -349,9 +364,15 @@ def plan_disk_space(
     if to_write > free:
         problem = f"{step} will write about {format_bytes(to_write)}, but only {format_bytes(free)} are free there"
         raise DataError(f"out ({out})", problem, "make room or choose a folder on another disk")
-    parts = [] if number is None else [count(number, unit)]
-    rest = "nothing" if to_write == 0 else f"about {format_bytes(to_write)}"
-    before = f" ({format_bytes(written)} are there)" if written else ""
+    parts = []
+    if number is not None:
+        parts.append(count(number, unit))
+    rest = f"about {format_bytes(to_write)}"
+    if to_write == 0:
+        rest = "nothing"
+    before = ""
+    if written:
+        before = f" ({format_bytes(written)} are there)"
     parts += [f"{rest} to write{before}", f"{format_bytes(free)} free in {out}"]
     return f"{step}: plan: {', '.join(parts)}"
 
@@ -364,5 +385,7 @@ def summary(step: str, stats: Stats, seconds: float, bytes_read: int, skipped: s
     if bytes_read:
         parts.append(f"{bytes_read / 1e6 / max(seconds, 1e-9):.1f} MB/s")
     parts.append(f"{seconds:.1f} s")
-    note = f" ({skipped} shards were done before)" if skipped else ""
+    note = ""
+    if skipped:
+        note = f" ({skipped} shards were done before)"
     return f"{step}: {', '.join(parts)}{note}"

@@ -328,7 +328,6 @@ def find_folder(name: str, flag: str) -> Path:
         if runs:
             problem = "is a folder of runs"
             remedy = f"name one of them, such as {runs[0]}"
-
         begun = any((path / name).is_file() for name in (checkpoint.METRICS, checkpoint.SETTINGS))
         if begun and not runs:
             problem = "the run has saved no checkpoint yet"

@@ -231,7 +231,6 @@ def open_numpy(source: models.Source, task: str) -> EnginelessModel | None:
         and all(name.startswith((*ENCODER, *HEADS)) for name in sizes)
         and not (head and head.is_per_position and outputs == 1)
     )
-
     if not is_usual:
         return None
     return EnginelessModel(source, (), (), head, "NumPy", Bert(config, weights, head))
