@@ -75,8 +75,8 @@ class MaskedLM(ScoresWords):
 
     def call(self, x_BPD: Tensor) -> Tensor:
         """[B, P, D] -> scores [B, P, V] in float32."""
-        product_MV = matmul(*self._operands(x_BPD), transpose_b=True)
-        scores_MV = float32(product_MV) + float32(self.scaled("bias", self.bias))
+        x_MD, table_VD, bias_V = self.operands(x_BPD)
+        scores_MV = float32(matmul(x_MD, table_VD, transpose_b=True)) + float32(bias_V)
         return ops.reshape(scores_MV, (*ops.shape(x_BPD)[:2], self.config.vocab_size))
 
     def sums(self, x_BPD: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
@@ -87,18 +87,18 @@ class MaskedLM(ScoresWords):
         # tokens.
         if self.chunks == 1:
             return loss_sums(self(x_BPD), labels, weights)
-        x_MD, table_VD = self._operands(x_BPD)
+        x_MD, table_VD, bias_V = self.operands(x_BPD)
         labels_M = ops.cast(ops.reshape(labels, (-1,)), "int32")
-        bias_V = value_of(self.scaled("bias", self.bias))
-        inputs = x_MD, table_VD, bias_V, labels_M, weights
+        inputs = x_MD, table_VD, value_of(bias_V), labels_M, weights
         return chunked_loss(*inputs, self.chunks, self.operations.fuse_above)
 
-    def _operands(self, x_BPD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the transformed positions [M, D] and the word table [V, D], in the compute dtype."""
+    def operands(self, x_BPD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the transformed positions [M, D] and the word table [V, D], in the compute dtype, and the bias [V]."""
         x_BPD = self.layer_norm(self.activation(self.transform(x_BPD)))
         x_MD = ops.cast(ops.reshape(x_BPD, (-1, self.config.hidden_size)), self.compute_dtype)
         table_VD = ops.cast(value_of(self.word_table), self.compute_dtype)
-        return self.scaled("readout", x_MD), self.scaled("table", table_VD)
+        bias_V = self.scaled("bias", self.bias)
+        return self.scaled("readout", x_MD), self.scaled("table", table_VD), bias_V
 
 
 class PretrainingHeads(ScoresWords, Head):
