@@ -133,7 +133,8 @@ def parse_json(
     except ValidationError as failure:
         first = failure.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise error(f"{source} ({field})" if field else source, first["msg"], remedy) from None
+        where = f"{source} ({field})" if field else source
+        raise error(where, first["msg"], remedy) from None
     return value
 
 

@@ -147,7 +147,8 @@ class Score(NamedTuple):
     @property
     def as_json(self) -> dict[str, float | None]:
         """Return the value and the bounds as in JSON."""
-        return {"value": self.value if math.isfinite(self.value) else None, **self.bounds}
+        value = self.value if math.isfinite(self.value) else None
+        return {"value": value, **self.bounds}
 
     @classmethod
     def of(cls, value: float, bounds: Mapping[str, Any]) -> "Score":
@@ -158,15 +159,20 @@ class Score(NamedTuple):
     def __format__(self, form: str) -> str:
         form = form.replace(".", "z.", 1)  # 0.000 instead of -0.000
         bounds = f"{self.low:{form}}, {self.high:{form}}"
-        return f"{self.value:{form}} [{'no interval' if math.isnan(self.low) else bounds}]"
+        if math.isnan(self.low):
+            bounds = "no interval"
+        return f"{self.value:{form}} [{bounds}]"
 
 
 def describe(scores: Mapping[str, Score]) -> str:
     """Return scores with their intervals and their numbers of examples as a line."""
     sizes = {score[3:]: f" in {count(score.groups, 'group')}" for score in scores.values()}
-    texts = (f"{n:,}{in_groups if n != groups else ''}" for (n, groups), in_groups in sizes.items())
+    numbers = []
+    for (n, groups), in_groups in sizes.items():
+        # Where each example is a group of its own, the groups say nothing.
+        numbers.append(f"{n:,}{in_groups}" if n != groups else f"{n:,}")
     values = "  ".join(f"{name} {score:.4f}" for name, score in scores.items())
-    return f"{values}; n {' and '.join(texts)}"
+    return f"{values}; n {' and '.join(numbers)}"
 
 
 def resampled(sample: Sample) -> Floats64:

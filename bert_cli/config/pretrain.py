@@ -58,7 +58,10 @@ class PretrainSettings(TrainSettings):
             return value
         if len(value) == 1 and isinstance(value[0], str):
             return value[0]
-        return [{"path": item} if isinstance(item, str) else item for item in value]
+        corpora = []
+        for item in value:
+            corpora.append({"path": item} if isinstance(item, str) else item)
+        return corpora
 
     @property
     def corpora(self) -> list[WeightedCorpus]:

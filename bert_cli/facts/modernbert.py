@@ -112,6 +112,7 @@ class ModernBertConfig(BertConfig):
         """
         block = 2 * self.window
         is_in_blocks = positions >= WORTH_BLOCKS[engine] * block
+        # A layer that scores some queries at a time has the probabilities of those in memory.
         of_global = QUERIES
         if positions <= MAX_SCORED:
             of_global = positions

@@ -91,7 +91,9 @@ def build_block(
         # config's deviation, as in Google's BERT.
         deviation = 1.0 / TRUNCATED_DEVIATION if factors else config.deviation_of(path)
         value = initial_value(seed, path, weights[path].shape, deviation)
-        return value * factors[path].deviation if factors else value
+        if not factors:
+            return value
+        return value * factors[path].deviation
 
     for path, weight in weights.items():
         weight.assign(value_of(path))
@@ -112,14 +114,20 @@ def _new_block(outputs: Outputs, **arguments: Unpack[Arguments]) -> Block:
     # Id 0 belongs to the embeddings, and each layer has its own after it.
     dropout_id = 1 + layer.DROPOUT_IDS * config.num_hidden_layers
     options = {**outputs._asdict(), "dropout_id": dropout_id}
-    taken = {option for base in block_class.__mro__ for option in inspect.get_annotations(base)}
+    taken: set[str] = set()
+    for base in block_class.__mro__:
+        taken.update(inspect.get_annotations(base))
     options = {option: value for option, value in options.items() if option in taken}
     return block_class(**options, **arguments)
 
 
 def named_weights(blocks: Iterable[tuple[str, Block]]) -> dict[str, keras.Variable]:
     """Return every weight of the blocks once, by its path, in running order."""
-    return {weight.path: weight for _, block in blocks for weight in block.weights}
+    weights = {}
+    for _, block in blocks:
+        for weight in block.weights:
+            weights[weight.path] = weight
+    return weights
 
 
 def repeated_parts(keys: Sequence[Hashable]) -> list[tuple[int, int]]:

@@ -121,7 +121,9 @@ class GroupedFeedForward(Layer):
         product_BSF = linear(x_BSD, self.inner.kernel)
         inner_BSF = bias_gelu(product_BSF, self.inner.bias, self.operations.fuse_above)
         mixed_BSD = self.grouped(inner_BSF)
-        return self.mixer(ops.cast(mixed_BSD, self.compute_dtype)) if self.mixer else mixed_BSD
+        if self.mixer is None:
+            return mixed_BSD
+        return self.mixer(ops.cast(mixed_BSD, self.compute_dtype))
 
 
 class GroupLayer(Block):

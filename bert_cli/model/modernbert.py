@@ -403,8 +403,9 @@ class Pooling(MeanPooling):
 
     def call(self, hidden: Tensor, batch: Columns, key: Key) -> Tensor:
         """Reads `input_mask` [B, S]; [B, S, D] -> [B, 1, D]."""
-        is_first = self.config.classifier_pooling == "cls"
-        return hidden[:, :1] if is_first else super().call(hidden, batch, key)
+        if self.config.classifier_pooling == "cls":
+            return hidden[:, :1]
+        return super().call(hidden, batch, key)
 
 
 class WithTransform(heads.Head):

@@ -55,6 +55,7 @@ def learning_rate(
             return max(MINIMUM, max_learning_rate * step / warmup_steps * curve)
         fallen = step - warmup_steps
         steps = max(1, total_steps - warmup_steps)
+        # Exactly the maximum in the first step after the warm-up.
         factor = fall(fallen, steps) if fallen else 1.0
         return max(MINIMUM, max_learning_rate * factor)
 
@@ -97,12 +98,15 @@ class LossScale:
         elif self.dynamic and good_steps >= GROWTH_STEPS:
             value = min(LARGEST, value * 2)
             good_steps = 0
+        if not finite:
+            good_steps = 0
+        skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
         return replace(
             self,
             value=value,
-            good_steps=good_steps if finite else 0,
+            good_steps=good_steps,
             skipped=self.skipped + (not finite),
-            skipped_in_a_row=0 if finite else self.skipped_in_a_row + 1,
+            skipped_in_a_row=skipped_in_a_row,
         )
 
 

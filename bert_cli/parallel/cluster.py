@@ -110,6 +110,7 @@ def _checked(workers: Sequence[str], rank: int, source: str) -> Processes:
     if not 0 <= rank < len(workers):
         problem = f"is not a rank of {len(workers)} processes"
         raise ConfigError(f"{source} (rank {rank})", problem, "ranks count from 0")
+    # One process communicates with none, so it needs no address.
     if len(workers) == 1:
         return Processes(())
     return Processes(tuple(workers), rank, source)

@@ -26,6 +26,7 @@ M_ARENA_MAX = -8
 
 def gpus_of(local_rank: int, count: int, environment: Mapping[str, str]) -> list[str]:
     """Return the GPUs of one of `count` processes on this host; empty without GPUs, and for a single process."""
+    # A single process finds its GPUs itself.
     if count == 1:
         return []
     return divide_gpus(visible_gpus(environment), local_rank, count)

@@ -63,6 +63,7 @@ class ProcessGroup(ABC):
     def broadcast(self, numbers: Sequence[float]) -> list[float]:
         """Return the numbers that rank 0 passes, bit for bit."""
         array = np.asarray(numbers, np.float64)
+        # The sum of one array and zeros is that array, bit for bit.
         if self.rank != 0:
             array = np.zeros_like(array)
         return self.all_reduce(array).tolist()

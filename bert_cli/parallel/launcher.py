@@ -120,7 +120,7 @@ class _Child:
         assert self.popen.stdin is not None
         with suppress(OSError):
             self.popen.stdin.close()
-        self.code = code if code >= 0 else 128 - code
+        self.code = shell_code(code)
         self.events.put(self)
 
     def _print(self, source: IO[bytes], is_error: bool) -> None:
@@ -210,7 +210,15 @@ def _ranks(children: Sequence[_Child]) -> str:
     return f"rank {numbers}"
 
 
+def shell_code(code: int) -> int:
+    """Return the exit code of a process as a shell does: 128 and the number of the signal that killed it."""
+    if code < 0:  # Python negates the number
+        return 128 - code
+    return code
+
+
 def _how_it_ended(code: int | None) -> str:
+    # A program may itself return a code above 128, which is no signal.
     with suppress(ValueError):
         if code and code > 128:
             name = signal.Signals(code - 128).name
@@ -245,7 +253,7 @@ def main(local_rank: int, count: int, grace_seconds: float, program: Sequence[st
     threading.Thread(target=_obey, args=(child, grace_seconds), daemon=True).start()
     code = child.wait()
     _kill_group(child)
-    return code if code >= 0 else 128 - code
+    return shell_code(code)
 
 
 def _obey(child: "subprocess.Popen[bytes]", grace_seconds: float) -> None:

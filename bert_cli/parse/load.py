@@ -240,6 +240,7 @@ def load(settings: type[Model], words: Sequence[str], program: str) -> tuple[Mod
     arguments = {n for n, about in settings.model_fields.items() if POSITIONAL in about.metadata}
     origins = {}
     for where in flags:
+        # Messages name the flag that was typed, which may be an old one.
         origins[where] = flag_of(typed.renamed.get(where, where))
         if where in arguments:
             origins[where] = ARGUMENT

@@ -126,6 +126,7 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
 
     If the layout `is_auto`, it chooses the replicas, up to the micro-batches of a step.
     """
+    # An automatic layout may make a replica of each micro-batch.
     replicas = batch.replicas
     if is_auto:
         replicas *= batch.grad_acc_steps_per_replica

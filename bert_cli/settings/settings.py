@@ -228,6 +228,7 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(?:([kMGT])(i?)B|B?)", text.strip())
     size = 0
     if match:
+        # GiB counts in 1,024, GB in 1,000; k, M, G and T are the powers 1 to 4.
         base = 1024 if match[3] else 1000
         unit = base ** " kMGT".index(match[2] or " ")
         size = int(float(match[1]) * unit)

@@ -81,7 +81,8 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
         names = [host.rpartition("@")[2] for host in hosts]
         first = REMOTE_PORT if settings.port is None else settings.port
         ports = list(range(first, first + count))
-        if absent := sorted({*settings.pass_variables} - {*environment}):
+        absent = sorted({*settings.pass_variables} - {*environment})
+        if absent:
             where = f"pass_variables ({', '.join(absent)})"
             raise ConfigError(where, "is not set here", "export it or leave it out")
         passed = (*PASSED, *settings.pass_variables)
@@ -93,11 +94,14 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
         if settings.port is not None:
             tried = list(range(settings.port, settings.port + count))
         ports = list(itertools.islice(filter(_is_free, tried), count))
-        if settings.port is not None and (used := [*{*tried} - {*ports}]):
+        used = {*tried} - {*ports}
+        if settings.port is not None and used:
             remedy = "use another port, or leave it out to use free ports"
             raise ConfigError(f"--port ({min(used)})", "is in use on this host", remedy)
         gpus_of(0, count, environment)
-    workers = [f"{name}:{port}" for name in names for port in ports]
+    workers: list[str] = []
+    for name in names:
+        workers += [f"{name}:{port}" for port in ports]
     program = [*PROGRAM, *settings.command]
     processes = []
     for rank in range(len(workers)):

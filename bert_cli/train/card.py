@@ -45,6 +45,7 @@ def model_card(
         task = "feature-extraction"
         if is_embedding:
             task = "sentence-similarity"
+    # The name by which the Hugging Face hub shows how a model is opened.
     library = runtime
     if runtime == "hf":
         library = "sentence-transformers" if is_embedding else "transformers"
@@ -133,7 +134,9 @@ def _data(settings: JSONObject, epoch_size: int | None) -> str:
     values.append((settings.get("distillation") or {}).get("unlabelled_file"))
     lists = [value if isinstance(value, list) else [value] for value in values]
     corpora = list(filter(None, chain.from_iterable(lists)))
-    paths = [corpus["path"] if isinstance(corpus, dict) else corpus for corpus in corpora]
+    paths = []
+    for corpus in corpora:
+        paths.append(corpus["path"] if isinstance(corpus, dict) else corpus)
     names = ", ".join(dict.fromkeys(PurePath(path).name for path in paths))
     if not epoch_size:
         return names

@@ -221,6 +221,7 @@ def _lines(path: Path, tail: int | None = None) -> Iterator[tuple[int, Metrics]]
         if tail is not None and os.fstat(file.fileno()).st_size > tail:
             file.seek(-tail, os.SEEK_END)
             file.readline()
+        # From the end: who asks for a tail needs its newest lines.
         lines: Iterable[bytes] = file
         if tail is not None:
             lines = reversed(file.readlines())

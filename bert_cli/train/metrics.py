@@ -60,7 +60,9 @@ def jsonl_reporter(path: Path, step: int) -> Reporter:
 
     def report(step: int, metrics: Metrics) -> None:
         # JSON has no NaN or infinity: a loss that is not finite is null.
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        finite: dict[str, float | None] = {}
+        for name, value in metrics.items():
+            finite[name] = value if math.isfinite(value) else None
         with name_path(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **finite}) + "\n")
 

@@ -150,7 +150,10 @@ def find_warnings(report: JSONObject) -> Iterator[Finding]:
             highest = max(highest, 0.5 + chance)
         if name == "repeats":
             # Static records repeat each pair with other masks; records of other tools do not say how often.
-            highest *= report["copies"] or (math.inf if report["format"] == "static" else 1)
+            copies = report["copies"]
+            if not copies:
+                copies = math.inf if report["format"] == "static" else 1
+            highest *= copies
         if not least <= value <= highest:
             yield Finding(check.problem.format(value), value, check.remedy)
     if report["predictions"] == 0:

@@ -122,6 +122,7 @@ class Features:
 
     def of_texts(self, texts: Bools) -> "Features":
         """Return the examples of a mask of texts [n], which have one or, in windows, several."""
+        # A text in windows has a row for each window.
         if self.owner is not None:
             texts = texts[self.owner]
         return self.take(np.flatnonzero(texts))

@@ -185,5 +185,7 @@ def write_server_file(
         tables.write_lines(path, ["index\tprediction", *lines])
         return
     # Ids are numbers in the files.
-    rows = ({"id": int(text) if text.isdecimal() else text, "label": word} for text, word in pairs)
+    rows = []
+    for text, word in pairs:
+        rows.append({"id": int(text) if text.isdecimal() else text, "label": word})
     tables.write_lines(path, (json.dumps(row) for row in rows))

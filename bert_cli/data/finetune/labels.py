@@ -83,7 +83,10 @@ def weights_of(labels: Array, names: Sequence[str], table: ClassWeights) -> Arra
     counts = np.maximum(label_counts(labels, len(names)), 1)
     if table == "balanced":
         # Of several labels: texts without a label for each text with it, so that both sides weigh as much.
-        weights = (np.maximum(len(labels) - counts, 1) if labels.ndim == 2 else 1.0) / counts
+        if labels.ndim == 2:
+            weights = np.maximum(len(labels) - counts, 1) / counts
+        else:
+            weights = 1.0 / counts
     else:
         for name in table:
             if name not in names:

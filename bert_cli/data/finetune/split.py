@@ -121,6 +121,7 @@ def warn_of_shared(train: str, rows: Rows, sets: Mapping[str, Rows]) -> None:
     known: set[str] = set()
     for row in rows:
         known.update(map(plain, row))
+    # Empty second texts of single texts are no texts in common.
     known.discard("")
     for name, scored in sets.items():
         shared = sum(not known.isdisjoint(map(plain, row)) for row in scored)

@@ -92,6 +92,7 @@ def _read(path: Path) -> list[Question]:
     questions = []
     for paragraph in paragraphs:
         for row in paragraph.qas:
+            # Files of SQuAD 1.1 have no mark.
             is_impossible = row.is_impossible
             if is_impossible is None:
                 is_impossible = has_answers and row.answers == []

@@ -80,6 +80,7 @@ def table_rows(
     """
     lines = iter(lines)
     blank = 0
+    # Blank lines before the header are counted, so that messages have the right line.
     first = next(lines, "")
     while first and not first.strip():
         blank += 1

@@ -131,6 +131,7 @@ def _length_by_size(longest: int, token_bytes: int) -> Ints32:
             features = [("first_length", "int64", width), ("next_sentence_labels", "int64", 1)]
             features.append(("tokens", "bytes", length * token_bytes))
             size = tfrecord.FRAME_BYTES + tfrecord.example_bytes(features)
+            # Two lengths of one size occur, as the bytes of a varint grow with its value.
             if lengths.setdefault(size, length) != length:
                 lengths[size] = -1
     table = np.zeros(max(lengths) + 1, np.int32)
@@ -162,7 +163,8 @@ def parse_static(
     columns: Batch = {}
     for name, lists in find_features(payloads, lengths).items():
         is_float = _kind(name) == "float"
-        numbers, counts = tfrecord.parse_varints([] if is_float else lists)
+        integers = [] if is_float else lists
+        numbers, counts = tfrecord.parse_varints(integers)
         if is_float:
             counts = np.array([len(payload) / 4 for payload in lists])
         rows = np.flatnonzero(counts != lengths[name])

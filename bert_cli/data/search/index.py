@@ -164,6 +164,7 @@ class Index:
     def verify(self) -> None:
         """Raise DataError for a sealed index that has changed since, as one whose seal is gone: None."""
         sealed = self._value("SELECT crc FROM seal")
+        # Without a seal the index is not complete, and there is nothing to compare with.
         if sealed == "":
             return
         actual = checksum(self.table, self._file)

@@ -258,8 +258,10 @@ def _units(lines: Sequence[str], split: Split) -> Iterator[Unit | None]:
 def _around_data(line: str) -> Iterator[tuple[int, int]]:
     """Yield the parts of a line around data in base64, such as a picture."""
     start = 0
-    has_data = len(line) > SHORTEST_DATA or ":" in line
-    for match in DATA.finditer(line) if has_data else ():
+    if len(line) <= SHORTEST_DATA and ":" not in line:
+        yield start, len(line)
+        return
+    for match in DATA.finditer(line):
         is_mixed = all(re.search(kind, match[0]) for kind in ("[a-z]", "[A-Z]", r"\d"))
         if is_mixed or match[0].startswith("data:"):
             yield start, match.start()

@@ -40,6 +40,7 @@ def check_damage(counts: Stats, path: Path, out: Path, is_kept: bool) -> None:
 
 def bytes_written(path: Path, processes: int) -> int:
     """Return the estimated bytes of the text, and of the chunks that are on the disk at a time."""
+    # An estimate of the bytes of the unpacked dump.
     size = float(path.stat().st_size)
     if compression_of(path):
         size *= PACKED_EXPANSION

@@ -88,6 +88,7 @@ def find_rule(inner: str, rules: Rules) -> tuple[str | Function, str, list[str],
     """
     head, bar, rest = inner.partition("|")
     function, colon, first = head.partition(":")
+    # `{{lc:A}}` calls a function; without a colon it is a template of that name.
     called = None
     if colon:
         called = rules.get(f"{_normal(function)}:")
@@ -164,6 +165,7 @@ def _value(_: str, values: list[str], by_name: Mapping[str, str]) -> str:
     if by_name.get("e"):
         power = f"×10<sup>{by_name['e']}</sup>"
     unit = by_name.get("u") or by_name.get("ul") or ""
+    # Alone the power is the number: 10³, not ×10³.
     if not number:
         power = power.removeprefix("×")
     return f"{number}{power} {unit}".strip()

@@ -208,6 +208,7 @@ class OutputFolder:
             )
         different = sum(marker.versions != self.versions for marker in markers)
         note = f"{different} shards were made with other versions of the packages"
+        # Another version may split or tokenize otherwise, which the manifest should say.
         if different:
             total += Stats(notes=(note,))
         return total

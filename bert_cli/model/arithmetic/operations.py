@@ -41,7 +41,9 @@ class Operations:
     def dense(self, x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         """Return x @ kernel, in the dtype of `x`, plus bias in float32."""
         product = float32(linear(x, kernel))
-        return product if bias is None else product + float32(bias)
+        if bias is None:
+            return product
+        return product + float32(bias)
 
     def project(self, layer: Any, x: Tensor) -> Tensor:
         """Return the result of a `Dense`, for another operation of the block."""
@@ -104,5 +106,6 @@ class LibraryOperations(Operations):
 
     def normalize(self, x: Tensor, norm: Norm) -> Tensor:
         """Return LayerNorm over the last axis, in the dtype of `x`."""
-        has_beta = norm[1] is not None
-        return (fused.normalize_by_library if has_beta else fused.normalize)(x, *norm)
+        if norm[1] is None:  # without beta
+            return fused.normalize(x, *norm)
+        return fused.normalize_by_library(x, *norm)

@@ -79,12 +79,16 @@ class Layer(keras.layers.Layer):
     def kernel_dtype(self) -> str:
         """The dtype to which the kernels of an encoder layer may be cast before it reads them."""
         # Unit Scaling multiplies kernels before they are rounded.
-        return str(self.variable_dtype if self.operations.factors else self.compute_dtype)
+        if self.operations.factors:
+            return str(self.variable_dtype)
+        return str(self.compute_dtype)
 
     def scaled(self, name: str, value: Any) -> Any:
         """Return a weight or activation times its factors; without Unit Scaling the value itself."""
         factor = self.operations.factors.get(name)
-        return value if factor is None else scaled(value, factor.forward, factor.backward)
+        if factor is None:
+            return value
+        return scaled(value, factor.forward, factor.backward)
 
     def part(self, name: str) -> Arguments:
         """Return the arguments of a layer inside this layer."""

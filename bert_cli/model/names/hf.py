@@ -46,7 +46,8 @@ def part_of(name: str, config: BertConfig) -> Part:
     # The longest known beginning of the path; what follows has the same name on both sides.
     start = max((known for known in parts if f"{row}/".startswith(f"{known}/")), key=len)
     rest = row.removeprefix(start).replace("/", ".")
-    layer = parts[start].layer.format(number[1] if number else "")
+    layer_number = number[1] if number else ""
+    layer = parts[start].layer.format(layer_number)
     return parts[start]._replace(layer=f"{layer}{rest}.{LEAVES[leaf]}")
 
 
@@ -191,8 +192,10 @@ def class_files(config: BertConfig, head: Head | None = None) -> dict[str, bytes
     module = ARCHITECTURES[config.architecture].hf_modeling
     if head is not None and head.hf_modeling is not None:
         module, _ = head.hf_modeling
+    if not module:
+        return {}
     path = Path(__file__).parents[1] / f"{module}.py"
-    return {path.name: path.read_bytes()} if module else {}
+    return {path.name: path.read_bytes()}
 
 
 def config_of(described: JSONObject, *, where: str = "config.json") -> BertConfig:
@@ -286,13 +289,18 @@ def _base(config: BertConfig) -> str:
 def _optional_parts(config: BertConfig) -> dict[str, str]:
     """Return the parts that a file may lack (its weights are then as they were built): our name -> Hugging Face's."""
     blocks = ARCHITECTURES[config.architecture].last_blocks.values()
-    return {ours: part for block in blocks for ours, part in block.parts.items()}
+    parts: dict[str, str] = {}
+    for block in blocks:
+        parts |= block.parts
+    return parts
 
 
 def _join(parts: Mapping[int, Array]) -> Array:
     """Return the tensor that consists of parts, by their numbers."""
     ordered = [parts[number] for number in range(len(parts))]
-    return ordered[0] if len(ordered) == 1 else np.concatenate(ordered)
+    if len(ordered) == 1:
+        return ordered[0]
+    return np.concatenate(ordered)
 
 
 def _split(value: Array, part: Part) -> Array:
@@ -303,4 +311,6 @@ def _split(value: Array, part: Part) -> Array:
 
 
 def _transposed(name: str, value: Array) -> Array:
-    return value.T if name.endswith("/kernel") else value
+    if name.endswith("/kernel"):
+        return value.T
+    return value

@@ -82,4 +82,6 @@ def bert_tensors(tensors: Tensors, described: JSONObject) -> Tensors:
 def _unread_rows(described: JSONObject) -> int:
     """Return the number of rows of the table of positions that no token reads."""
     padding = described.get("pad_token_id")
-    return 1 + (padding if type(padding) is int else 1)
+    if type(padding) is not int:
+        padding = 1
+    return 1 + padding

@@ -51,7 +51,8 @@ def from_tf1(tensors: Tensors, *, where: str = "checkpoint") -> dict[str, Array]
         number = re.search(r"/layer_(\d+)/", name)
         row = re.sub(r"/layer_\d+/", "/layer_{}/", name)
         if row in NAMES:
-            hf_name = NAMES[row].format(number[1] if number else "")
+            layer_number = number[1] if number else ""
+            hf_name = NAMES[row].format(layer_number)
             # The output weights of classifiers are [outputs, inputs] already.
             renamed[hf_name] = np.ascontiguousarray(value.T) if name.endswith("/kernel") else value
         elif not is_training(name):
@@ -66,7 +67,8 @@ def from_tf1(tensors: Tensors, *, where: str = "checkpoint") -> dict[str, Array]
 def config_of(content: JSONObject) -> JSONObject:
     """Return the contents of a bert_config.json as a Hugging Face config.json, which has the same names."""
     described = {name: value for name, value in content.items() if not IGNORED.fullmatch(name)}
-    if unknown := sorted({*described} - {*BertConfig.model_fields, "model_type"}):
+    unknown = sorted({*described} - {*BertConfig.model_fields, "model_type"})
+    if unknown:
         where = f"bert_config.json ({', '.join(unknown)})"
         raise CheckpointError(where, "are not settings of BERT", "use Google's file")
     return {"model_type": "bert", **described}
@@ -80,5 +82,6 @@ def architecture_of(shapes: Mapping[str, Sequence[int]]) -> JSONObject:
         # [labels, hidden size]: these files have no names of labels.
         labels = {str(n): f"LABEL_{n}" for n in range(shapes["output_weights"][0])}
         return {"architectures": ["BertForSequenceClassification"], "id2label": labels}
-    has_heads = "cls/predictions/output_bias" in shapes
-    return {"architectures": ["BertForPreTraining" if has_heads else "BertModel"]}
+    if "cls/predictions/output_bias" in shapes:
+        return {"architectures": ["BertForPreTraining"]}
+    return {"architectures": ["BertModel"]}

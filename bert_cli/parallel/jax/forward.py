@@ -153,7 +153,9 @@ class ForwardPass:
         # [rounds][blocks of the pattern] -> one key for each block of the pattern, with an axis of rounds.
         keys_of_rounds = [keys[first : first + length] for first in range(0, len(keys), length)]
         stacked_keys = jax.tree.map(lambda *arrays: jnp.stack(arrays), *keys_of_rounds)
-        names = {weight.path for block in pattern for weight in block.weights}
+        names: set[str] = set()
+        for block in pattern:
+            names.update(weight.path for weight in block.weights)
         hidden, totals = carried
 
         def run(carried: tuple[Tensor, Arrays], inputs: Tensor) -> tuple[Tensor, None]:

@@ -109,6 +109,7 @@ def spec_of(name: str, shape: Shape, grid: Grid) -> PartitionSpec:
     axes = next(axes for pattern, axes in SPECS.items() if re.fullmatch(pattern, name))
     divided: list[str | None] = []
     for axis, size in zip(axes, shape, strict=False):
+        # An axis of one device divides nothing.
         if axis and grid.shape[axis] > 1 and size % grid.shape[axis] == 0:
             divided.append(axis)
         else:

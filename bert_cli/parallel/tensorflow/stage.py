@@ -182,6 +182,7 @@ class Stage:
         for block in self.body:
             inputs.append(hidden)
             # Otherwise TensorFlow draws and stores the dropout masks of all blocks first.
+            # The first block reads token ids, so it has nothing to wait for.
             before = [] if hidden is None else [tf.identity(hidden)]
             with tf.control_dependencies(before):
                 block_key = tf.identity(key)

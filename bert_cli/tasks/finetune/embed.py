@@ -82,6 +82,9 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     reader = PackReader if is_packed else TextReader
     prepare = add_candidates if is_at_once else add_gradients
     best = "ndcg_10" if data.similarities is None else "spearman"
+    digest = ""
+    if data.retrieval:
+        digest = data.retrieval.examples.digest
     task = Task(
         labels=hidden_size,
         label_names=None,
@@ -92,7 +95,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         prepare=partial(prepare, contrast),
         reader=reader,
         digits=4,
-        held_out=data.retrieval.examples.digest if data.retrieval else "",
+        held_out=digest,
         baselines=partial(_baselines, data.retrieval),
         halves=data.is_split,
     )

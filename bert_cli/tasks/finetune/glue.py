@@ -56,6 +56,7 @@ def build(settings: GlueSettings, tokenizer: TextTokenizer, source: models.Sourc
         for split, examples in sets.items()
     }
     names = sets["validation"].label_names
+    # A regression has one output.
     labels = 1 if names is None else len(names)
     return Task(
         labels=labels,

@@ -94,6 +94,7 @@ def run(settings: VerdictSettings) -> None:
 
 def _measure(name: str, start: Sample, trained: Sample, *, is_low: bool = False) -> Measure:
     """Return the measure of two samples of the same examples; `is_low` says that a lower score is better."""
+    # A gain is positive where the trained model is better.
     if is_low:
         gain = difference([start], [trained])
     else:

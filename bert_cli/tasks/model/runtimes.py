@@ -91,6 +91,7 @@ def open_without_engine(
     if is_few:
         return open_numpy(source, task) or open_graph(source, task)
     has_engine = importlib.util.find_spec("tensorflow") is not None
+    # NumPy is slow for many texts: it answers only where no engine can.
     opened = open_graph(source, task)
     if opened or has_engine:
         return opened

@@ -134,7 +134,9 @@ def tensorflow_prefix(path: Path) -> Path | None:
         if ".ckpt" in index.name or any(path.glob(f"{index.stem}.data-*-of-*"))
     ]
     if len(prefixes) < 2:
-        return prefixes[0] if prefixes else None
+        if not prefixes:
+            return None
+        return prefixes[0]
     state = path / "checkpoint"
     try:
         text = ""

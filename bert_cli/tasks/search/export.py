@@ -32,6 +32,7 @@ def run(settings: SearchExportSettings) -> None:
         passages = index.count("passages")
         has_vectors = index.has_vectors
         fields = list(zip(COLUMNS, kinds, strict=True))
+        # The vectors are the last column.
         if not has_vectors:
             fields.pop()
         schema = pyarrow.schema(fields)

@@ -84,6 +84,7 @@ def draft_of(
     """
     order = load_file(PretrainSettings, folder / SETTINGS)
     chunks = order.parallel.embedding_serialization_factor
+    # What the run compiled says nothing about another engine.
     compilation = "auto"
     if engine == order.engine:
         compilation = order.compile

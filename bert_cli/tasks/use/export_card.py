@@ -49,6 +49,7 @@ def training_sections(source: Path) -> list[str]:
     text = path.read_text("utf-8") if path.is_file() else ""
     if not (source / STATE).is_file():
         _, title, older = text.partition(card.TRAINING)
+        # A model that no run of this tool trained has at most an older card.
         if not text:
             return []
         return [title + older]

@@ -56,6 +56,7 @@ def run(host: str | None, port: int, opening: Callable[[], Mapping[str, Call]]) 
             token = secrets.token_urlsafe(16)
         app = build_app(opening(), token)
         is_every = ipaddress.ip_address(host).is_unspecified
+        # 0.0.0.0 is no address to open: the name of the machine stands for all of its addresses.
         shown = in_address
         if is_every:
             shown = socket.gethostname()
@@ -113,6 +114,7 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
             except ConfigError as mistake:
                 return refused(400, str(mistake))
             except Exception as failure:  # its message may have a path
+                # A traceback is for a defect of the tool alone.
                 if isinstance(failure, BertError):
                     print_error(str(failure))
                 else:
@@ -121,7 +123,9 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
 
         return answer
 
-    ways = [(name, "GET" if name in READ else "POST") for name in calls]
+    ways = []
+    for name in calls:
+        ways.append((name, "GET" if name in READ else "POST"))
     return Starlette(
         routes=[
             Route("/", lambda request: HTMLResponse(page)),

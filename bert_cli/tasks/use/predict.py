@@ -82,6 +82,7 @@ def run(settings: PredictSettings) -> None:
     key = opened.name_beside("probabilities", taken)
     with answers.writer(settings.output, settings.input, needed, taken) as write:
         for row in rows_of(predictor, inputs):
+            # A table has a column for each label, JSON lines an object.
             columns = {}
             if is_table:
                 columns = row.pop(key, {})
@@ -286,7 +287,9 @@ def trained_columns(source: models.Source) -> list[str]:
     saved = read_settings(source.folder).settings
     task = TASKS.get(saved.get("glue_task", ""))
     columns = saved.get("text_column") or source.described.get("text_column") or []
-    return [*task.columns] if task else columns
+    if task:
+        return [*task.columns]
+    return columns
 
 
 def default_columns(source: models.Source, path: Path | None, task: str) -> list[str] | None:

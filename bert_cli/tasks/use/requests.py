@@ -150,7 +150,8 @@ def shown_as(path: Path) -> str | None:
     if files.format_by_name(path) in (None, "plain") and not files.compression_of(path):
         with suppress(BertError):
             part = files.recognise(path, files.Reading())
-            return TEXT if part and part.format == "plain" else None
+            if part and part.format == "plain":
+                return TEXT
     return None
 
 
