@@ -18,12 +18,14 @@ from bert_cli.train.checkpoint import Folder
 NEW = ["--save-ckpt-path", "out", "--total-num-train-samples", "4"]
 TASK = [*NEW, "--pretrained-ckpt-path", "model", "--cache-dir", "null", "--max-seq-length", "32"]
 TASK += ["--global-batch.micro-batch-size", "4", "--no-do-validation", "--train-file"]
+ONE = ["--global-batch.replicas", "1", "--global-batch.grad-acc-steps-per-replica", "2"]
+"""The two micro-batches of the run on one device, which is faster."""
 PRETRAIN = ["pretrain", "--config", "settings.json", *NEW]
 READERS = {
     "evaluate": ["evaluate", "run"],
     "average": ["average", "run", "mean", "--last", "2"],
     "predict": ["predict", "run", "a text [MASK]"],
-    "resume": ["pretrain", "--config", "run/settings.json", "--save-ckpt-path", "run"],
+    "resume": ["pretrain", "--config", "run/settings.json", "--save-ckpt-path", "run", *ONE],
     "run": [*PRETRAIN, "--dataset-dir", "records"],
     "index": ["index", "records", "--check"],
     "inspect": ["inspect", "records"],
@@ -143,7 +145,11 @@ def damaged(data: bytes, damage: str) -> bytes:
 def home(pretrained, tmp_path_factory):
     """A run with a score, its records with their text, its model, and reviews."""
     home = shutil.copytree(pretrained, tmp_path_factory.mktemp("damage") / "home")
-    shutil.copy(home / "run/settings.json", home)
+    settings = json.loads((home / "run/settings.json").read_text())
+    for name in ("validation_dir", "evaluate_every_steps", "evaluation_examples", "own_crc32c"):
+        settings.pop(name, None)
+    settings["global_batch"]["replicas"] = 1  # faster
+    (home / "settings.json").write_text(json.dumps(settings))
     for step in (1, 2, 3):  # a copy is made for each damage
         shutil.rmtree(home / f"run/step_0000000{step}")
     write_reviews(home / "reviews.csv", 20)
