@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ def package_of(path: Path) -> str:
     return parts[0] if len(parts) > 1 else path.stem
 
 
+@cache
 def imports(source: str) -> list[str]:
     """Return the names of the package that a file imports, with their modules, such as bert_cli.files.STATE."""
     names = []

@@ -14,7 +14,6 @@ from support.tiny_models import (
     pretrain_words,
     write_model,
     write_records,
-    write_reviews,
 )
 
 from bert_cli.cli import main
@@ -33,12 +32,10 @@ def pretrain(home: Path, run: Path, *words: object, model: object = False) -> in
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Return a folder with a model, records, a table of texts, and a run of two steps."""
+    """Return a folder with a model and records of its tokenizer."""
     home = tmp_path_factory.mktemp("start")
     write_model(home / "model")
     write_records(home / "records", SENTENCES, home / "model")
-    write_reviews(home / "reviews.csv", 8)
-    assert pretrain(home, home / "run", model=home / "model") == 0
     return home
 
 
