@@ -7,7 +7,9 @@ from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from support.command_lines import ROOT, script
 from support.settings import merged
 
@@ -156,3 +158,26 @@ def test_a_recipe_is_measured_for_all_its_runs_and_each_is_trained_and_scored_on
     ran.clear()
     speedrun.train(tmp_path, "masks-30", 1e-3, 2, 220.0)
     assert "steps" in [name for name, _ in ran]
+
+
+def test_a_run_starts_from_first_weights_of_its_seed_of_which_some_are_zero(tmp_path, monkeypatch):
+    names = ["layers.0.attn.Wo.weight", "layers.0.mlp.Wi.weight", "layers.0.mlp.Wo.weight"]
+    (tmp_path / "config.json").write_text(json.dumps({"seed": 3, "total_num_train_samples": 64}))
+    orders = []
+
+    def pretrain(*words):
+        orders.append(json.loads(Path(words[2]).read_text()))
+        saved = Path(words[4]) / "step_00000001"
+        saved.mkdir(parents=True)
+        save_file({name: np.ones(2, np.float32) for name in names}, saved / "model.safetensors")
+        (saved / "state.json").write_text("{}")
+
+    monkeypatch.setattr(speedrun, "bert", pretrain)
+    for _ in range(2):
+        flag, folder = speedrun.start_with_zeros(tmp_path, ROWS["hold-40-zero"]["zeros"])
+    assert flag == "--pretrained-ckpt-path"
+    values = {name: value.max() for name, value in load_file(folder / "model.safetensors").items()}
+    assert values == dict(zip(names, (0, 1, 0), strict=True))
+    assert not (folder / "state.json").exists()  # a checksum of other weights
+    rate = {"learning_rate": {"max_learning_rate": 1e-7}}
+    assert orders == [{"seed": 3, "total_num_train_samples": 1, "optimizer_opts": rate}]
