@@ -43,7 +43,7 @@ class Cluster:
     def __init__(self, folder):
         self.folder, self.file = folder, folder / "scheduler.json"
         self.processes = [self._start("scheduler", "--host", "127.0.0.1", "--port", "0")]
-        wait_for(self.file.exists)
+        wait_for(lambda: self.file.exists() and self.file.stat().st_size > 0)  # made, then written
 
     def _start(self, part, *flags):
         line = [sys.executable, "-m", f"distributed.cli.dask_{part}"]
