@@ -197,8 +197,10 @@ def test_labels_of_one_training_text_or_of_none_are_named(base, tmp_path, bert, 
     # One of several labels may have all its texts among those that are held out.
     (tmp_path / "dev.csv").write_text("text,a,b\ngood,0,1\nfilm,1,1\n")
     (tmp_path / "train.csv").write_text("text,a,b\ngood,1,0\nfine,1,0\nbad,0,0\n")
-    words[-1:] = [tmp_path / "train.csv", "--validation-file", tmp_path / "dev.csv"]
-    assert main(arguments(base, tmp_path / "run", *words, "--label-column", "a,b")) == 0
+    files = {"train_file": tmp_path / "train.csv", "validation_file": tmp_path / "dev.csv"}
+    values = files | {"label_column": ["a", "b"], "max_seq_length": 16, "cache_dir": None}
+    settings = ClassifySettings.model_validate(values)
+    classify.build(settings, read_tokenizer(base / "model"), None)
     expected = "warning: 1 label with no training text, so nothing learns it: 'b'"
     assert expected in capsys.readouterr().err
 
