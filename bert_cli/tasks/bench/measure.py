@@ -122,7 +122,9 @@ def measure(settings: BenchRunSettings) -> JSONObject | None:
         metrics["matmul_flops_per_second"] = rate
         metrics["flops_utilisation"] = metrics["flops_per_second"] / rate
         group.barrier()
-        return {**metrics, **_description(settings, job)} if group.rank == 0 else None
+        if group.rank != 0:
+            return None
+        return {**metrics, **_description(settings, job)}
 
 
 def resolve(settings: BenchRunSettings, stack: ExitStack) -> Job:
@@ -155,7 +157,9 @@ def resolve(settings: BenchRunSettings, stack: ExitStack) -> Job:
 def summarize(steps: Sequence[Step], warmup_steps: int) -> JSONObject:
     """Return the metrics of the steps after the warm-up; rates are medians, so that one slow step does not count."""
     measured = steps[warmup_steps:]
-    skipped_before = steps[warmup_steps - 1]["skipped"] if warmup_steps else 0.0
+    skipped_before = 0.0
+    if warmup_steps:
+        skipped_before = steps[warmup_steps - 1]["skipped"]
     seconds = [step["seconds"] for step in measured]
     low = median = high = seconds[0]
     if len(seconds) > 1:

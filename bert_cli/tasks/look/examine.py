@@ -38,7 +38,9 @@ def check_devices(report: Report, settings: DoctorSettings | DoctorRunSettings) 
     if devices is None:
         return None
     kind, number, memory = devices
-    names = resolve.runtime(engine).device_names() if kind != "CPU" else []
+    names = []
+    if kind != "CPU":
+        names = resolve.runtime(engine).device_names()
     values = {"kind": kind, "devices": number, "memory": memory, "names": names}
     if kind != "CPU":
         text = f"{count(number, kind)} of {format_bytes(memory)}: {', '.join(sorted(set(names)))}"
@@ -152,4 +154,7 @@ def check_disk(report: Report, draft: Draft[Any]) -> None:
     )
     values = {"checkpoint": size, "kept": number, "needed": needed, "free": free}
     remedy = "free disk space, choose another --save-ckpt-path, or lower --keep-checkpoints"
-    report.add("ok" if needed <= free else "error", "disk", text, remedy, **values)
+    level: Level = "error"
+    if needed <= free:
+        level = "ok"
+    report.add(level, "disk", text, remedy, **values)

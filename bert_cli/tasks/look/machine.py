@@ -88,7 +88,9 @@ class Report:
 
     def error(self, what: str, error: BertError) -> None:
         """Add an error with which the run would end."""
-        problem = f"{error.where}: {error.problem}" if error.problem else error.where
+        problem = error.where
+        if error.problem:
+            problem = f"{error.where}: {error.problem}"
         problem, remedy = (" ".join(text.split()) for text in (problem, error.remedy))
         self._add(Finding("error", what, problem, remedy, kind=type(error)))
 
@@ -124,14 +126,18 @@ def fastest_precision(kind: str) -> Precision:
     """Return the fastest precision: bfloat16, or float16 on older GPUs and float32 on older CPUs."""
     if kind == "CPU":
         has_bfloat16 = processor_flags(_read(CPUINFO)) & FAST_INSTRUCTIONS["mixed_bfloat16"]
-        return "mixed_bfloat16" if has_bfloat16 else "float32"
+        if has_bfloat16:
+            return "mixed_bfloat16"
+        return "float32"
     if kind != "GPU" or shutil.which("nvidia-smi") is None:
         return "mixed_bfloat16"
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     capabilities = map(float, re.findall(r"\d+\.\d+", shown))
     is_old = any(capability < BFLOAT16_CAPABILITY for capability in capabilities)
-    return "mixed_float16" if is_old else "mixed_bfloat16"
+    if is_old:
+        return "mixed_float16"
+    return "mixed_bfloat16"
 
 
 def memory() -> tuple[int, int]:
@@ -208,7 +214,8 @@ def check_processor(report: Report) -> None:
     text = described["processor"]
     # Without /proc/cpuinfo nothing is known, and nothing is said.
     is_slow = bool(flags) and not flags & {"avx2", "asimd"}
-    text += ", no AVX2: matrix products are several times slower" if is_slow else ""
+    if is_slow:
+        text += ", no AVX2: matrix products are several times slower"
     remedy = "use another machine, or a hypervisor that passes AVX2 through"
     report.add("warning" if is_slow else "ok", "processor", text, remedy, **values)
     if quota is not None and quota < number:

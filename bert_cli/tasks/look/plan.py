@@ -31,7 +31,9 @@ def run(settings: PlanRunSettings) -> None:
     """
     devices = settings.devices
     processes = settings.processes
-    memory = None if settings.memory is None else parse_bytes(settings.memory)
+    memory = None
+    if settings.memory is not None:
+        memory = parse_bytes(settings.memory)
     order: TrainSettings = settings
     if isinstance(settings, PretrainSettings):
         order = with_rows_for_records(settings)
@@ -75,7 +77,9 @@ def _print_layout(order: TrainSettings) -> None:
     default = "" if "bert_config" in order.model_fields_set else " (default of --bert-config)"
     batch = order.global_batch
     epochs = order.num_epochs
-    length = "a run" if epochs is None else f"{epochs:g} epochs of the records"
+    length = "a run"
+    if epochs is not None:
+        length = f"{epochs:g} epochs of the records"
     length = f"  {length} in steps of {count(batch.examples, 'example')}"
     if isinstance(order, PretrainSettings) and order.total_num_train_samples is not None:
         length = describe(make_plan(order, None))

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -222,7 +223,7 @@ def page_of(
         "command": [entry.kind for entry in runs],
         "state": [entry.state if entry.steps else f"{entry.state}, no step yet" for entry in runs],
     }
-    for name in dict.fromkeys(name for column in columns for name in column):
+    for name in dict.fromkeys(chain.from_iterable(columns)):
         metrics[name] = [column.get(name, "") for column in columns]
     differing = summary.differing_settings([entry.flat_settings for entry in runs])
     texts = [json.dumps(entry.settings, indent=1, ensure_ascii=False) for entry in runs]

@@ -69,7 +69,8 @@ def _describe(run: Run) -> JSONObject:
         }
         if run.intervals:
             described["intervals"] = {name: score.bounds for name, score in run.intervals.items()}
-        if warning := health.warning_of(run):
+        warning = health.warning_of(run)
+        if warning:
             described["warning"] = warning
     except Exception as error:  # an edited file may hold anything; the other runs are still listed
         described |= {"state": "unreadable", "why": str(error) or type(error).__name__}
@@ -97,7 +98,9 @@ def _row(described: JSONObject) -> tuple[str, ...]:
         # The first number with its unit: 5 h, 12 min.
         age = " ".join(format_duration(seconds).split()[:2])
         # Clocks of hosts with one file system differ by some seconds.
-        written = "now" if seconds < 1 else f"{age} ago"
+        written = f"{age} ago"
+        if seconds < 1:
+            written = "now"
     if described["state"] == "unreadable":
         return described["run"], "?", "", "", "", "", described["why"], written
     # Absent for a run that has no settings.json yet.

@@ -73,7 +73,10 @@ def summary_of(run: Run, window: int) -> dict[str, str]:
         if not np.isfinite(values).any():
             continue
         is_low = name.endswith((LOSS, BITS_PER_BYTE))
-        best = np.nanargmin(values) if is_low else np.nanargmax(values)
+        if is_low:
+            best = np.nanargmin(values)
+        else:
+            best = np.nanargmax(values)
         label = name.replace(HELD_OUT, "held-out ").replace("_", " ")
         summary[f"{label}, {end}"] = f"{values[np.isfinite(values)][-1]:.4f}"
         summary[f"{label}, best"] = f"{values[best]:.4f} in step {steps[best]:,.0f}"
@@ -99,12 +102,16 @@ def differing_settings(settings: Sequence[JSONObject]) -> dict[str, list[object]
 
 def window_in_words(window: int) -> str:
     """Return the description of a smoothed metric."""
-    return f"means over {window:,} steps" if window > 1 else "values of single steps"
+    if window > 1:
+        return f"means over {window:,} steps"
+    return "values of single steps"
 
 
 def value_in_words(value: object) -> str:
     """Return a setting's value as in a config, and strings without quotes."""
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:

@@ -55,7 +55,9 @@ def with_rows_for_records(order: Order, source: "Source | None" = None) -> Order
         return order
     rows = model.vocab_size if is_set(model, "vocab_size") else 0
     rows = max(stored[0]["vocab_size"], source.config.vocab_size if source else rows)
-    return order if rows == model.vocab_size else changed(order, bert_config={"vocab_size": rows})
+    if rows == model.vocab_size:
+        return order
+    return changed(order, bert_config={"vocab_size": rows})
 
 
 def note_vocabulary(configured: BertConfig, order: PretrainSettings) -> None:
@@ -64,8 +66,12 @@ def note_vocabulary(configured: BertConfig, order: PretrainSettings) -> None:
     rows = order.bert_config.vocab_size
     pieces = next((corpus["vocab_size"] for corpus in _on_disk(order)), rows)
     if rows != before:
-        origin = "in the records" if rows == pieces else "in the model"
-        instead = f", instead of {before:,}" if is_set(configured, "vocab_size") else ""
+        origin = "in the model"
+        if rows == pieces:
+            origin = "in the records"
+        instead = ""
+        if is_set(configured, "vocab_size"):
+            instead = f", instead of {before:,}"
         logger.info(f"bert_config.vocab_size: {rows:,}, as {origin}{instead}")
     if rows > pieces:
         padding = f"{count(rows - pieces, 'row')} of the word embeddings"
@@ -155,7 +161,8 @@ def open_held_out(order: PretrainSettings, name: str) -> ExampleStream | None:
     source = _open_source(folder, order, may_pack=corpus["masking"] == "dynamic")
     stored = _on_disk(order)
     trained = stored[0]["vocab_size"] if stored else order.bert_config.vocab_size
-    if (pieces := corpus["vocab_size"]) != trained:
+    pieces = corpus["vocab_size"]
+    if pieces != trained:
         problem = f"has a vocabulary of {pieces}, but the run's records have {trained}"
         remedy = "make the held-out records with the vocabulary of dataset_dir"
         raise ConfigError(f"{name} ({folder})", problem, remedy)

@@ -65,7 +65,10 @@ def run(settings: FinetuneSettings, steps: Steps) -> None:
         draft = Draft(settings, stack)
         draft.take(steps)
         try:
-            (_train_seeds if settings.do_training else _only_score)(draft)
+            if settings.do_training:
+                _train_seeds(draft)
+            else:
+                _only_score(draft)
         except StoppedError:
             if not settings.do_training:  # there is nothing to continue
                 raise KeyboardInterrupt from None
@@ -118,7 +121,8 @@ def _tested_in_folds(draft: Draft[FinetuneSettings]) -> Task:
     assert folds is not None
     job = resolve(copy(draft))
     train.describe_run(job)
-    if newest := draft.start.folder.newest:
+    newest = draft.start.folder.newest
+    if newest:
         checkpoint.refuse_another_run(newest, job.fixed, job.record)
     # [rows, labels]: each row is filled by the one fold that tests it; rows that no fold tests stay 0.
     logits = np.zeros((len(folds), task.labels), np.float32)
@@ -208,7 +212,10 @@ def _train_and_score(draft: Draft[FinetuneSettings], *, describes: bool) -> Resu
         step = int(engine.group.broadcast([step])[0])
         path = folder / checkpoint.checkpoint_name(step)
         models.load_weights(models.find_source(str(path)), built.state.weights)
-        result = scorer.result if scorer.best[0] == step else scorer.score(engine)
+        if scorer.best[0] == step:
+            result = scorer.result
+        else:
+            result = scorer.score(engine)
         if not in_folds:
             print_line(f"run: the best checkpoint is {path}; its scores follow")
         result = scorer.reported(result)
@@ -285,7 +292,8 @@ def _only_score(draft: Draft[FinetuneSettings]) -> None:
     new, _ = models.load_weights(source, engine.weights)
     if new:
         raise another_model(source, f"has no {', '.join(new)}: it was not trained for this task")
-    if problem := models.labels_problem(source, several=task.has_several_labels):
+    problem = models.labels_problem(source, several=task.has_several_labels)
+    if problem:
         raise another_model(source, problem)
     scorer = Scorer(order, task, draft.stop, label_order(source, task.label_names))
     print_line(f"run: scores {source.folder}")

@@ -88,12 +88,16 @@ def find_trained(draft: Draft[Settings], needs: Needs[Settings]) -> str:
     if not order.do_training and run.path and (name is None or run.newest):
         name = str(run.path)
         flag = "--save-ckpt-path"
-    source = None if name is None else models.find_source(name, flag)
+    source = None
+    if name is not None:
+        source = models.find_source(name, flag)
     if source is not None and not order.do_training:
         order = _scored_as_trained(order, source)
     draft.order = with_shape_of(order, source)
     draft.start = Start(run, source)
-    return "none: new weights" if source is None else f"from {source.folder}"
+    if source is None:
+        return "none: new weights"
+    return f"from {source.folder}"
 
 
 def take_lengths(draft: Draft[FinetuneSettings]) -> str:
@@ -195,7 +199,9 @@ def _scored_as_trained(settings: Settings, source: Source) -> Settings:
     for name, value in trained.items():
         if value != getattr(settings, name):
             logger.info(f"run: {name} is {value}, as in the training of {source.folder}")
-    return changed(settings, **trained) if trained else settings
+    if not trained:
+        return settings
+    return changed(settings, **trained)
 
 
 def synthetic_examples(

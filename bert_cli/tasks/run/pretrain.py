@@ -42,7 +42,8 @@ def run(settings: PretrainSettings) -> None:
                 baselines = kept_baselines(job.task, job.folder, examples)
                 saved = job.folder / checkpoint_name(built.state.step)
                 model = Result(samples, checkpoint=saved)
-                if warning := compare([model], baselines, "mlm_loss"):
+                warning = compare([model], baselines, "mlm_loss")
+                if warning:
                     print_error(warning)
     if not finished and settings.exit_code_when_stopped:
         raise SystemExit(settings.exit_code_when_stopped)
@@ -60,7 +61,8 @@ def resolve(order: PretrainSettings, stack: ExitStack) -> Job:
     plan = draft.plan
     assert stream is not None
     assert plan is not None
-    if description := stream.describe(plan.examples):
+    description = stream.describe(plan.examples)
+    if description:
         print_line("\n".join(description))
     examples = order.evaluation_examples
     if draft.tokenizer is not None:

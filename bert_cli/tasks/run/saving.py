@@ -43,10 +43,12 @@ def load_state(run: Run, stack: ExitStack) -> None:
             folder = job.folder
             stack.enter_context(checkpoint.lock_run(folder))
             text = f"run: writes into {folder.absolute()}: checkpoints step_*/, {METRICS}"
-            if (tensorboard := job.order.tensorboard_dir) is not None:
+            tensorboard = job.order.tensorboard_dir
+            if tensorboard is not None:
                 text += f"; TensorBoard's files into {tensorboard.absolute()}"
             print_line(text)
-            if removed := checkpoint.remove_partial_checkpoints(folder):
+            removed = checkpoint.remove_partial_checkpoints(folder)
+            if removed:
                 print_line(f"run: removed incomplete {', '.join(removed)}")
         group.barrier()
     _check_same_kind(job, group)
@@ -63,12 +65,14 @@ def load_state(run: Run, stack: ExitStack) -> None:
     shared = json.dumps(compared, sort_keys=True)
     # 48 bits, since the group exchanges float64, which holds integers of 53 bits exactly.
     digest = hashlib.blake2b(shared.encode(), digest_size=6).digest()
-    if difference := _first_difference(group, int.from_bytes(digest, "little")):
+    difference = _first_difference(group, int.from_bytes(digest, "little"))
+    if difference:
         problem = "was started with other settings, has another layout, or reads another corpus than rank 0"
         remedy = "start every process with the same command and the same files"
         raise ConfigError(f"rank {difference[0]}", problem, remedy)
     print_line(f"run: {load_start(run)}")
-    if difference := _first_difference(group, state.step):
+    difference = _first_difference(group, state.step)
+    if difference:
         rank, step, first = difference
         problem = (
             f"rank {rank} finds a checkpoint of step {step:.0f}, rank 0 one of step {first:.0f}"
@@ -129,7 +133,8 @@ def _check_same_weights(group: ProcessGroup, state: State) -> None:
             continue
         # A checksum of 32 bits suffices: it is no defence, and float64 carries it exactly.
         digest = zlib.crc32(np.ascontiguousarray(weight.numpy()).tobytes(), digest)
-    if difference := _first_difference(group, digest):
+    difference = _first_difference(group, digest)
+    if difference:
         problem = f"the weights of rank {difference[0]} differ from rank 0"
         remedy = "start all processes from the same files, on machines of the same kind"
         raise CheckpointError(f"step {state.step}", problem, remedy)
@@ -139,7 +144,9 @@ def _first_difference(group: ProcessGroup, number: int) -> tuple[int, float, flo
     """Return the first rank whose number differs from rank 0, and both numbers."""
     numbers = group.all_gather(float(number))
     different = [rank for rank, value in enumerate(numbers) if value != numbers[0]]
-    return (different[0], numbers[different[0]], numbers[0]) if different else None
+    if not different:
+        return None
+    return different[0], numbers[different[0]], numbers[0]
 
 
 def saver(run: Run, writer: BackgroundWriter) -> Callable[[], None]:

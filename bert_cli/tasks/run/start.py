@@ -41,7 +41,8 @@ def find_start(order: PretrainSettings) -> Start:
     Raises CheckpointError if there is no such model.
     """
     folder = Folder(order.save_ckpt_path)
-    if continued := folder.newest:
+    continued = folder.newest
+    if continued:
         return Start(folder, find_source(str(folder.path), "--save-ckpt-path", continued))
     name = order.pretrained_ckpt_path
     return Start(folder, None if name is None else find_source(name))
@@ -52,7 +53,9 @@ def find_start(order: PretrainSettings) -> Start:
 
 def factors_of(order: TrainSettings) -> scaling.Table:
     """Return the factors of Unit Scaling, none without it."""
-    return scaling.factors(order.bert_config, order.shape) if order.unit_scaling else {}
+    if not order.unit_scaling:
+        return {}
+    return scaling.factors(order.bert_config, order.shape)
 
 
 def disk_format(
@@ -67,7 +70,9 @@ def disk_format(
     shape = order.bert_config
     table = factors_of(order)
     # Folded weights of Unit Scaling are float32, so that folding them back gives the same bits.
-    dtype = "float16" if order.precision == "float16" and not table else "float32"
+    dtype = "float32"
+    if order.precision == "float16" and not table:
+        dtype = "float16"
     config = hf.hf_config(shape, dtype=dtype, head=order.head, label_names=label_names)
     if table:
         config["scaling"] = order.unit_scaling
@@ -104,7 +109,8 @@ def load_pretrained(
     same_labels = labels is None or is_unnamed or source.described.get("id2label") == labels
     new, left_out = load_weights(source, weights, same_labels=same_labels, table=factors_of(order))
     parts = [f"starts from the weights in {source.folder}"]
-    if trained := source.described.get("scaling"):
+    trained = source.described.get("scaling")
+    if trained:
         parts.append(f"trained with scaling {trained}")
     if source.replaced:
         how = "each starting as the mean of the embeddings of the pieces it replaces"

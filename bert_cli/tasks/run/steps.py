@@ -28,7 +28,9 @@ def find_folder(draft: Draft[PretrainSettings]) -> str:
     """Check where the run saves."""
     resolve.check_output_paths(draft.order)
     resolve.check_folder(draft.order)
-    return "" if draft.order.save_ckpt_path is not None else "nothing will be saved"
+    if draft.order.save_ckpt_path is None:
+        return "nothing will be saved"
+    return ""
 
 
 def find_model(draft: Draft[PretrainSettings]) -> str:
@@ -38,7 +40,9 @@ def find_model(draft: Draft[PretrainSettings]) -> str:
     draft.order = resolve.with_shape_of(draft.order, source)
     if source is not None:
         return f"from {source.folder}"
-    return "" if draft.order.save_ckpt_path is None else "none: new weights"
+    if draft.order.save_ckpt_path is None:
+        return ""
+    return "none: new weights"
 
 
 def take_sizes(draft: Draft[PretrainSettings]) -> str:
@@ -66,7 +70,9 @@ def choose_layout(draft: Draft[Any]) -> str:
             order = layout.with_micro_batch(order, continued.state.fixed["micro_batch_size"])
         order = layout.choose(order, device_kind, number, memory, processes.count)
         draft.order = order
-        what = f"micro-batch {order.global_batch.micro_batch_size}" if is_auto else "layout"
+        what = "layout"
+        if is_auto:
+            what = f"micro-batch {order.global_batch.micro_batch_size}"
         logger.info(f"{what}: chosen for {number} x {device_kind} of {memory / 1e9:.1f} GB")
     layout.check_processes(order.global_batch, processes.count)
     text = f"{layout.shape(order)}, idle for {layout.idle(order):.1%} of a step"
@@ -89,7 +95,9 @@ def take_devices(draft: Draft[Any]) -> str:
     draft.mesh = mesh
     number = sum(map(len, mesh.devices))
     is_simulated = mesh.kind == "CPU" and number > 1
-    return layout.simulated(number) if is_simulated else f"from {mesh.devices[0][0]}"
+    if is_simulated:
+        return layout.simulated(number)
+    return f"from {mesh.devices[0][0]}"
 
 
 def open_records(draft: Draft[PretrainSettings]) -> str:
@@ -119,7 +127,9 @@ def open_records(draft: Draft[PretrainSettings]) -> str:
 def open_held_out(draft: Draft[PretrainSettings], name: str = "validation_dir") -> str:
     """Open the evaluation examples, if there are any; messages call them `name`."""
     order = draft.order
-    held_out = corpora.open_held_out(order, name) if order.SAVES else None
+    held_out = None
+    if order.SAVES:
+        held_out = corpora.open_held_out(order, name)
     if held_out is None:
         return ""
     _refuse_pairs(order, name, held_out)

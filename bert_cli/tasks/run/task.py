@@ -74,14 +74,18 @@ class Result:
         samples = {}
         for name, sample in self.samples.items():
             rows = half_of(sample.examples, choosing=choosing)
-            samples[name] = sample if rows.all() else sample.take(rows)
+            samples[name] = sample
+            if not rows.all():
+                samples[name] = sample.take(rows)
         return replace(self, samples=samples)
 
 
 def half_of(examples: Examples, *, choosing: bool) -> Bools:
     """Return a mask [n] of the half of the groups that chooses, or of the other half; a single group is both."""
     rows: Bools = chooses(examples.groups) == choosing
-    return rows if rows.any() else ~rows
+    if rows.any():
+        return rows
+    return ~rows
 
 
 # Returns the task with the outputs of its teacher, which the processes of a group compute together.
@@ -176,7 +180,10 @@ class Scorer:
         Raises StoppedError on a request to stop.
         """
         result = self.score(engine)
-        choosing = result.half(choosing=True) if self.task.halves else result
+        if self.task.halves:
+            choosing = result.half(choosing=True)
+        else:
+            choosing = result
         value = choosing.samples[self.task.best].value
         if value > self.best[1]:
             self.best = (step, value)
@@ -205,7 +212,8 @@ class Scorer:
             if not np.isfinite(values).all():
                 remedy = "check its weights, or choose a higher precision"
                 raise DeviceError(name, "the model's outputs are not finite", remedy)
-            values = values if self.order.head.is_per_position else features.by_text(values)
+            if not self.order.head.is_per_position:
+                values = features.by_text(values)
             logits[name] = values if self.outputs is None else values[:, self.outputs]
         return logits
 
@@ -231,7 +239,9 @@ class Scorer:
             for numbers, _, (values,) in outputs_of(features, mine, predict, shape):
                 features.put(logits, numbers, values)
         # The sum of float64 would need three times the memory.
-        return logits if group.world_size == 1 else group.all_reduce(logits).astype(np.float32)
+        if group.world_size == 1:
+            return logits
+        return group.all_reduce(logits).astype(np.float32)
 
 
 # --- baselines
@@ -284,8 +294,12 @@ def compare(
     if math.isnan(gain.low):
         print_line("the model and the baselines cannot be compared: all examples are one group")
         return ""
-    beats = "beats" if gain.low > 0 else "does not beat"
-    model = f"the mean of {len(models)} seeds" if len(models) > 1 else "the model"
+    beats = "does not beat"
+    if gain.low > 0:
+        beats = "beats"
+    model = "the model"
+    if len(models) > 1:
+        model = f"the mean of {len(models)} seeds"
     verdict = f"{model} {beats} the baseline '{ranked[-1]}': its gain in {best} is {gain:.4f}"
     rows = {name: f"{best} {baselines[name].intervals[best]:.4f}" for name in ranked}
     for path in filter(None, (each.checkpoint for each in models)):

@@ -55,7 +55,8 @@ def find_labels(order: TaskSettings, tokenizer: TextTokenizer, task: Task) -> Le
     if models.read_tokenizer_for(source.config, source.tokenizer).pieces != tokenizer.pieces:
         remedy = "use a teacher with the vocabulary of the model"
         raise ConfigError(where, "has another vocabulary than the model", remedy)
-    if (positions := source.config.max_position_embeddings) < order.max_seq_length:
+    positions = source.config.max_position_embeddings
+    if positions < order.max_seq_length:
         raise ConfigError(where, f"reads at most {positions} tokens", "lower max_seq_length")
     if distillation.unlabelled_file is not None and task.train_unlabelled is None:
         problem = "is only for `bert classify` and for tasks of `bert glue` whose texts are columns"
@@ -92,7 +93,10 @@ def _with_labels(
         if order.head.is_per_position:
             positions = {**part.position_labels, "teacher_logits": logits}
             return replace(part, labels=labels, position_labels=positions)
-        predicted = logits[:, 0] if task.labels == 1 else logits.argmax(1).astype(np.int32)
+        if task.labels == 1:
+            predicted = logits[:, 0]
+        else:
+            predicted = logits.argmax(1).astype(np.int32)
         if task.has_several_labels:
             predicted = (logits > 0.0).astype(np.int8)
         return replace(part, labels={"labels": predicted, **labels, "teacher_logits": logits})

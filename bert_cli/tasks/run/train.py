@@ -104,7 +104,8 @@ def describe_run(job: Job) -> None:
     """Print the plan of the run and its warnings."""
     mesh = job.mesh
     lines = layout.describe_layout(job.order)
-    if (number := mesh.processes.count) > 1:
+    number = mesh.processes.count
+    if number > 1:
         lines.append(f"{number} processes from {mesh.processes.source}; this is rank 0")
     lines.append(f"device {mesh.devices[0][0]}, precision {job.order.precision}")
     devices = sum(map(len, mesh.devices))
@@ -228,7 +229,9 @@ def _report(run: Run, last: int, bar: ProgressBar, stack: ExitStack | None) -> H
     tenth = Every(steps=math.ceil(total / 10), last_step=last)
     compared = 2 * health.compared_steps(total)
     # A resumed run compares with the steps before, so that its warning is that of an uninterrupted run.
-    before = history.Run(job.folder).tail(compared) if reporters else []
+    before = []
+    if reporters:
+        before = history.Run(job.folder).tail(compared)
     steps = deque(before, compared)
     has_warned = False
 
@@ -329,8 +332,10 @@ def _forecast(run: Run) -> Forecast:
     left = plan.micro_batches(plan.total_steps).start - plan.micro_batches(step).start
     size = plan.micro_batch_size
     steps = count(plan.total_steps - step, "step")
-    steps += " that are left" if step else ""
-    steps += ", besides evaluations" if job.evaluate else ""
+    if step:
+        steps += " that are left"
+    if job.evaluate:
+        steps += ", besides evaluations"
 
     def report(shortest: float, longest: float) -> None:
         times = " to ".join(format_duration(left * seconds) for seconds in (shortest, longest))
