@@ -46,6 +46,14 @@ def test_pictures_follow_the_metrics_of_the_runs(tmp_path):
     }
 
 
+def test_metrics_are_named_in_words(tmp_path):
+    names = ("mlm_loss", "nsp_loss", "validation_nsp_loss")
+    run = write_metrics(tmp_path / "run", [(1, dict.fromkeys(names, 1.0))])
+    labels = [panel.label for panels in pictures_of([run]).values() for panel in panels]
+    losses = ["masked-LM loss (nats)", "next-sentence loss (nats)"]
+    assert labels == [*losses, "held-out next-sentence loss"]
+
+
 def test_each_run_has_its_colour_and_equal_learning_rates_are_both_visible(tmp_path, write_run):
     runs = [Run(write_run(tmp_path / name, 5)) for name in ("a", "b")]
     for title, panels in pictures_of(runs).items():
