@@ -195,7 +195,7 @@ class _Nowhere(io.StringIO):
 
 @contextmanager
 def lines_to(place: Literal["stdout", "stderr", "nowhere"]) -> Iterator[None]:
-    """Let `print_line`, tables and the bar of a run write to another place until the context ends."""
+    """Let `print_line`, tables and the bar of a run write elsewhere until the context ends; other libraries do not."""
     before = _Lines.place
     _Lines.place = place
     try:

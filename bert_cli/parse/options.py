@@ -1,7 +1,6 @@
 """The options of a command: described from its settings class, and parsed from words.
 
-The docstring of a field is the text of its option, the class that declares the field gives the heading, and
-its type says what the option takes. pydantic validates the values.
+The docstring of a field is the text of its option, its class gives the heading, and pydantic validates the values.
 """
 
 import ast
@@ -35,6 +34,7 @@ NULL = ("null", "None")
 SWITCH = {**dict.fromkeys(TRUE, True), **dict.fromkeys(FALSE, False)}
 # Program -> the remedy for words that it does not take.
 SURPLUS = {
+    "bert doctor": "write the command of the run first, as in bert doctor pretrain [options]",
     "bert launch": "write bert launch -- COMMAND [options]",
     "bert predict": "write several texts to a file, --input FILE, or one per line on standard input",
 }
@@ -264,8 +264,7 @@ def _one_line(text: str | None) -> str:
 def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -> JSONObject:
     """Return the values of a command line, under the dotted keys that were typed.
 
-    Raises ConfigError for unknown flags, with the nearest one, for a group that is not JSON, and for a flag
-    without its value.
+    Raises ConfigError for unknown flags, with the nearest one, a group that is not JSON, and a flag without value.
     """
     options = {option.name: option for option in options_of(settings)}
     positional = [option for option in options.values() if not option.flags]
@@ -283,8 +282,9 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
             if rest:
                 typed[option.name] = rest if option.is_list else rest[0]
             rest = [] if option.is_list else rest[1:]
-    # A word after an unknown flag is probably its value.
-    if rest and (not unknown or (program == "bert launch" and rest[0] not in unknown)):
+    # A word after an unknown flag is probably its value; a word before it begins another command line.
+    takes_command = has_command or program == "bert doctor"
+    if rest and (not unknown or (takes_command and rest[0] not in unknown)):
         remedy = (
             "quote a text with spaces, put options before --, "
             f"write a list as A,B and a config as --config FILE, see {program} --help"
@@ -296,11 +296,11 @@ def parse_words(settings: type[BaseModel], words: Sequence[str], program: str) -
     for word in unknown:
         flag = word.partition("=")[0]
         remedy = did_you_mean(flag, flags, f"see {program} --help")
-        if program == "bert doctor":
-            remedy = did_you_mean(flag, flags, "before a run, write its command: `doctor pretrain`")
-        elif positional:
+        if positional:
             remedy += "; write a text that begins with - behind --"
         known = why_unknown(flag.lstrip("-").replace("-", "_"))
+        if program == "bert doctor":
+            known = "no such flag", did_you_mean(flag, flags, SURPLUS[program])
         errors.append(ConfigError(f"{program} ({word})", *(known or ("no such flag", remedy))))
     if errors:
         raise combine(errors)

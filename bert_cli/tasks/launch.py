@@ -94,8 +94,8 @@ def make_processes(settings: LaunchSettings, environment: Mapping[str, str]) -> 
         if settings.port is not None:
             tried = list(range(settings.port, settings.port + count))
         ports = list(itertools.islice(filter(_is_free, tried), count))
-        used = {*tried} - {*ports}
-        if settings.port is not None and used:
+        if settings.port is not None and len(ports) < count:
+            used = {*tried} - {*ports}
             remedy = "use another port, or leave it out to use free ports"
             raise ConfigError(f"--port ({min(used)})", "is in use on this host", remedy)
         gpus_of(0, count, environment)

@@ -190,6 +190,10 @@ class StopRequest:
             self._handlers = on_stop_signals(self._note) | self._handlers
 
     def __exit__(self, *exception: object) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Install the handlers that were there before."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 

@@ -195,6 +195,7 @@ MISTAKES = [
     (f"{CLASSIFY} {FROM} --label-column lable", 3, "did you mean 'label'?"),
     (f"{CLASSIFY} {FROM} --output-dir out", 2, "--output-dir: is the old name of --save-ckpt-path, which is also"),
     (f"{CLASSIFY} {FROM} --save-ckpt-path /dev/null/out", 3, "save_ckpt_path (/dev/null/out): cannot be written"),
+    (f"{CLASSIFY} {FROM} --cache-dir /dev/null/out", 3, "cache_dir (/dev/null/out): cannot be written"),
     (CLASSIFY, 2, "pass --pretrained-ckpt-path MODEL, or for new weights"),
     (f"{CLASSIFY} --tokenizer-path nowhere", 4, "nowhere"),
     (f"{CLASSIFY} --tokenizer-path model --bert-config.vocab-size 10", 2, "pieces): is too large for the model"),

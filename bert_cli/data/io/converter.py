@@ -130,9 +130,9 @@ def docx(data: bytes) -> tuple[str, list[str]]:
     archive = zipfile.ZipFile(io.BytesIO(data))
     levels: dict[str, int] = {}
     for style in _root_of(archive, "word/styles.xml"):
-        level_name = re.fullmatch(r"heading (\d)|title", _value(style, "name/val").lower())
-        if level_name:
-            levels[_value(style, "styleId")] = min(int(level_name[1] or 1), 6)
+        heading = re.fullmatch(r"heading (\d)|title", _value(style, "name/val").lower())
+        if heading:
+            levels[_value(style, "styleId")] = min(int(heading[1] or 1), 6)
     lines = Lines(levels)
     lines.add(_root_of(archive, "word/document.xml", needed=True))
     for name in ("word/footnotes.xml", "word/endnotes.xml"):

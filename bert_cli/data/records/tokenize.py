@@ -66,7 +66,7 @@ class Recipe(NamedTuple):
     def longest(self) -> int:
         """Tokens of an example without [CLS] and [SEP]."""
         special = 3 if self.has_pairs else 2
-        return self.sequence_length - (special)
+        return self.sequence_length - special
 
 
 def vocabulary_of(name: str, *, cased: bool, pairs: bool) -> Vocabulary:

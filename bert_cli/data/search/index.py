@@ -162,9 +162,9 @@ class Index:
         return self._value("SELECT crc FROM seal") != ""
 
     def verify(self) -> None:
-        """Raise DataError for a sealed index that has changed since, as one whose seal is gone: None."""
+        """Raise DataError for a sealed index that has changed since, and for one whose seal is gone."""
         sealed = self._value("SELECT crc FROM seal")
-        # Without a seal the index is not complete, and there is nothing to compare with.
+        # "" is an index that is still being written; None, a lost seal, differs from any checksum.
         if sealed == "":
             return
         actual = checksum(self.table, self._file)

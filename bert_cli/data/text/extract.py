@@ -40,9 +40,9 @@ def check_damage(counts: Stats, path: Path, out: Path, is_kept: bool) -> None:
 
 def bytes_written(path: Path, processes: int) -> int:
     """Return the estimated bytes of the text, and of the chunks that are on the disk at a time."""
-    # An estimate of the bytes of the unpacked dump.
     size = float(path.stat().st_size)
     if compression_of(path):
+        # An estimate: the size of the unpacked dump is known only at its end.
         size *= PACKED_EXPANSION
     return round(TEXT_PER_BYTE * size + min(2 * processes * CHUNK_BYTES, size))
 

@@ -240,11 +240,10 @@ def keep_abbreviations(split: Split, language: str) -> Split:
         for piece in pieces[1:]:
             if ends_sentence(joined[-1], piece):
                 joined.append(piece)
+            elif joined[-1] + piece in text:
+                joined[-1] += piece
             else:
-                if joined[-1] + piece in text:
-                    joined[-1] += piece
-                else:
-                    joined[-1] += f" {piece}"
+                joined[-1] += f" {piece}"
         return joined
 
     if listed:

@@ -91,7 +91,7 @@ def _vectors_of(source: models.Source) -> Embedding:
 def fit(opened: Callable[[], Embedding], train: Features, weights: Mapping[str, Value]) -> None:
     """Set the classifier to the `regression` on the vectors of the training texts by the encoder of `weights`.
 
-    A model is `opened` once, since TensorFlow warns of a function that is traced anew for each fold.
+    A model is `opened` once for all folds, since each model takes memory and is traced anew.
     """
     predictor = opened()
     for name, weight in named_weights(predictor.model.blocks).items():

@@ -4,9 +4,11 @@ The functions of the run find its model, layout, examples and plan, so that doct
 """
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from copy import copy
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -24,11 +26,11 @@ from bert_cli.planning.checks import Check
 from bert_cli.planning.memory import WEIGHT_BYTES, estimate
 from bert_cli.tasks.look import machine
 from bert_cli.tasks.look.machine import Level, Report
-from bert_cli.tasks.run import resolve
-from bert_cli.tasks.run.finetune_steps import OUTPUTS
+from bert_cli.tasks.run import finetune, resolve
+from bert_cli.tasks.run.finetune_steps import TEACHER_OUTPUTS
 from bert_cli.tasks.run.job import NEW, Draft, Steps
 from bert_cli.text import count, format_bytes
-from bert_cli.train.checkpoint import complete_checkpoints
+from bert_cli.train.checkpoint import complete_checkpoints, refuse_another_run
 
 
 def check_devices(report: Report, settings: DoctorSettings | DoctorRunSettings) -> Devices | None:
@@ -57,20 +59,24 @@ def check_devices(report: Report, settings: DoctorSettings | DoctorRunSettings) 
 
 
 def check_run(report: Report, settings: TrainSettings, devices: Devices) -> None:
-    """Take the steps of the run, and check its memory, its precision and its folder."""
+    """Take the steps of the run, and check its precision, its memory and its disk."""
     steps: Steps = resolve_name(f"bert_cli.{COMMANDS[settings.COMMAND].module}").STEPS
+    settings = settings.model_copy(update={"about": None})  # a description is no check
     if isinstance(settings, FinetuneSettings):
+        report.attempt("cache_dir", partial(resolve.check_folder, settings, "cache_dir"))
         settings = settings.model_copy(update={"cache_dir": None})  # nothing is written
     with ExitStack() as stack:
-        draft = Draft(settings, stack)
+        draft = Draft[Any](settings, stack)
         for name, step in steps:
-            if name == OUTPUTS:
+            if name == TEACHER_OUTPUTS:
                 continue  # takes as long as an epoch of the teacher
             if name == "devices" and draft.processes.count > 1:
                 continue  # the other processes need not be there
             result = report.attempt(name, partial(step, draft))
             if name == "layout" and result is None:
                 return
+            if name == "devices" and result is not None:
+                draft.stop.restore()  # nothing is saved here: Ctrl-C ends doctor at once
             add_checks(report, draft.checks)
             draft.checks.clear()
     if draft.plan is not None:
@@ -81,7 +87,12 @@ def check_run(report: Report, settings: TrainSettings, devices: Devices) -> None
     if draft.start is NEW and not settings.knows_its_model:
         return  # without the model, its size is unknown
     check_memory(report, draft.order, draft.processes, devices)
-    check_disk(report, draft)
+    parts: list[Draft[Any]] = [draft]
+    if isinstance(settings, FinetuneSettings):
+        parts = finetune.parts_of_seeds(draft)
+    for part in parts:
+        check_continued(report, part)
+    check_disk(report, draft, [part.order.save_ckpt_path for part in parts])
 
 
 def add_checks(report: Report, results: Iterable[Check]) -> None:
@@ -126,20 +137,38 @@ def checkpoint_bytes(order: TrainSettings) -> int:
     return weights * (WEIGHT_BYTES[order.precision] + MOMENT_BYTES)
 
 
-def check_disk(report: Report, draft: Draft[Any]) -> None:
-    """Check that the disk is large enough for the checkpoints of all seeds."""
+def check_continued(report: Report, draft: Draft[Any]) -> None:
+    """Check that the run may continue the newest checkpoint of its folder, if there is one."""
+    newest = draft.start.folder.newest
+    # The examples of a teacher have its outputs, which doctor does not compute.
+    if newest is None or draft.plan is None or draft.learn is not None:
+        return
+    if isinstance(draft.order, FinetuneSettings):
+        job = finetune.resolve(copy(draft))
+    elif draft.stream is None:
+        return
+    else:
+        job = draft.job(draft.plan, draft.stream, {})
+    text = f"the run would continue from {newest.path}"
+    if newest.state.step >= draft.plan.total_steps:
+        text = f"the last step is done ({newest.path}); nothing to do"
+
+    def compare() -> str:
+        refuse_another_run(newest, job.fixed, job.record)
+        return text
+
+    report.attempt("save_ckpt_path", compare)
+
+
+def check_disk(report: Report, draft: Draft[Any], folders: Sequence[Path | None]) -> None:
+    """Check that the disk is large enough for the checkpoints of all seeds, which have a folder each."""
     order = draft.order
     folder = order.save_ckpt_path
     if folder is None or not is_writable(folder):
         return
-    folders = [folder]
-    if isinstance(order, FinetuneSettings) and order.seeds > 1 and draft.task.folds is None:
-        folders = [folder / f"seed_{order.seed + number}" for number in range(order.seeds)]
     saved = []
     for part in folders:
         saved += complete_checkpoints(part)
-    if saved:
-        report.add("ok", "save_ckpt_path", f"the run would continue from {saved[-1]}")
     # A new checkpoint is written before the oldest is removed, so one more has to fit.
     size = checkpoint_bytes(order)
     interval = order.keep_every_steps

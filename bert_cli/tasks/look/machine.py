@@ -95,7 +95,10 @@ class Report:
         self._add(Finding("error", what, problem, remedy, kind=type(error)))
 
     def attempt(self, what: str, act: Callable[[], T]) -> T | None:
-        """Call a function of a run; add its log, and an ok with the text that it returns, or its error for None."""
+        """Call a function of a run; add what it logs, and its text or its error.
+
+        Returns None after a BertError or an OSError.
+        """
 
         def add_logged(text: str, is_warning: bool) -> None:
             if is_warning:

@@ -86,21 +86,29 @@ def _train_seeds(draft: Draft[FinetuneSettings]) -> None:
     is_described = in_folds and order.saves
     if is_described:
         draft.task = _tested_in_folds(draft)
-    seeds = 1 if in_folds else order.seeds
+    parts = parts_of_seeds(draft)
     scored = []
-    for seed in range(order.seed, order.seed + seeds):
-        part = draft
-        if seeds > 1:
-            print_line(f"seed {seed}:")
-            part = _part_of(draft, seed, f"seed_{seed}")
+    for part in parts:
+        if len(parts) > 1:
+            print_line(f"seed {part.order.seed}:")
         result = _train_and_score(part, describes=not is_described)
         is_described = True  # all seeds have one plan
         if result.samples:
             scored.append(result)
-            if seeds > 1:
+            if len(parts) > 1:
                 draft.task.print_scores(result)
     if scored:
         _report(order, draft.task, scored, draft.processes.rank)
+
+
+def parts_of_seeds(draft: Draft[FinetuneSettings]) -> list[Draft[FinetuneSettings]]:
+    """Return the draft of each seed in a folder of its own; for one seed or folds, only the draft."""
+    first = draft.order.seed
+    if draft.task.folds is not None or draft.order.seeds == 1:
+        return [draft]
+    return [
+        _part_of(draft, seed, f"seed_{seed}") for seed in range(first, first + draft.order.seeds)
+    ]
 
 
 def _part_of(draft: Draft[FinetuneSettings], seed: int, name: str) -> Draft[FinetuneSettings]:

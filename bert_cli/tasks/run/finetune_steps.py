@@ -31,8 +31,8 @@ Settings = TypeVar("Settings", bound=FinetuneSettings)
 Build = Callable[[Settings, TextTokenizer, Source | None], Task]
 Needs = Callable[[Settings], Sequence[str]]
 
+TEACHER_OUTPUTS = "outputs of the teacher"
 SYNTHETIC_EXAMPLES = 12_000  # as many as Graphcore's example generates
-OUTPUTS = "outputs of the teacher"
 SYNTHETIC_LABELS = 2  # of a text, or the ends of an answer
 
 
@@ -40,7 +40,7 @@ def steps_of(build: Build[Settings], needs: Needs[Settings] = lambda _: ()) -> S
     """Return the steps of fine-tuning, which raise ConfigError, DataError, CheckpointError or DeviceError.
 
     `build` returns the task for the settings, the tokenizer and the model from which the run starts; `needs` returns
-    the names of required settings. `bert doctor` takes the steps but OUTPUTS.
+    the names of required settings. `bert doctor` takes the steps but TEACHER_OUTPUTS.
     """
     return (
         ("model", partial(find_trained, needs=needs)),
@@ -50,7 +50,7 @@ def steps_of(build: Build[Settings], needs: Needs[Settings] = lambda _: ()) -> S
         ("examples", partial(read_examples, build=build)),
         ("plan", plan_steps),
         ("teacher", find_teacher),
-        (OUTPUTS, read_outputs),
+        (TEACHER_OUTPUTS, read_outputs),
     )
 
 
@@ -82,7 +82,9 @@ def find_trained(draft: Draft[Settings], needs: Needs[Settings]) -> str:
     if errors:
         raise combine(errors)
     run = Folder(order.save_ckpt_path)
-    check_folder(order)
+    if draft.processes.rank == 0:
+        check_folder(order, "save_ckpt_path")
+    check_folder(order, "cache_dir")
     name = order.pretrained_ckpt_path
     flag = "--pretrained-ckpt-path"
     if not order.do_training and run.path and (name is None or run.newest):
@@ -182,8 +184,10 @@ def find_teacher(draft: Draft[FinetuneSettings]) -> str:
 
 def read_outputs(draft: Draft[FinetuneSettings]) -> str:
     """Compute the outputs of the teacher on the training examples."""
-    if draft.learn is not None:
-        draft.task = draft.learn(runtime(draft.order.engine).group_of(draft.mesh))
+    learn = draft.learn
+    draft.learn = None  # it holds the teacher, whose memory training needs
+    if learn is not None:
+        draft.task = learn(runtime(draft.order.engine).group_of(draft.mesh))
     return ""
 
 

@@ -100,7 +100,7 @@ class Draft(Generic[Order]):
     """The tokenizer of the examples, which is saved with the model; None for synthetic examples."""
     task: Task = PRETRAINING
     learn: Learn | None = None
-    """Returns the task with the outputs of its teacher."""
+    """Returns the task with the outputs of its teacher, which the step `teacher` has opened; None without one."""
     stream: ExampleStream | None = None
     held_out: ExampleStream | None = None
     plan: Plan | None = None

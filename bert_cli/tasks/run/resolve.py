@@ -19,12 +19,12 @@ from bert_cli.tasks.model.models import Source
 ONE_PROCESS = Processes(())
 
 
-def check_folder(settings: TrainSettings) -> None:
-    """Raise DataError for a run's folder that cannot be written, before the first step and not after the last."""
-    folder = settings.save_ckpt_path
-    if folder is not None and not is_writable(folder):
-        remedy = "use another --save-ckpt-path"
-        raise DataError(f"save_ckpt_path ({folder})", "cannot be written", remedy)
+def check_folder(settings: TrainSettings, name: str) -> None:
+    """Raise DataError if the folder of a setting cannot be written, before the first step and not after the last."""
+    folder = getattr(settings, name)
+    if settings.saves and folder is not None and not is_writable(folder):
+        remedy = f"use another --{name.replace('_', '-')}"
+        raise DataError(f"{name} ({folder})", "cannot be written", remedy)
 
 
 def check_output_paths(settings: TrainSettings) -> None:

@@ -27,7 +27,8 @@ SAMPLE = 8  # examples that are read to check the records
 def find_folder(draft: Draft[PretrainSettings]) -> str:
     """Check where the run saves."""
     resolve.check_output_paths(draft.order)
-    resolve.check_folder(draft.order)
+    if draft.processes.rank == 0:
+        resolve.check_folder(draft.order, "save_ckpt_path")
     if draft.order.save_ckpt_path is None:
         return "nothing will be saved"
     return ""

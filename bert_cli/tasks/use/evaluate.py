@@ -1,7 +1,6 @@
 """`bert evaluate`: score a checkpoint of a pre-training run on records, as the run scores itself, on one device."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from bert_cli.config.parallel import Parallel
@@ -98,7 +97,8 @@ def draft_of(
         "validation_dir": records or order.validation_dir,
     }
     draft = Draft(order.model_copy(update=changes))
-    draft.take((("model", steps.find_model), (name, partial(steps.open_held_out, name=name))))
+    steps.find_model(draft)
+    steps.open_held_out(draft, name)
     return draft
 
 

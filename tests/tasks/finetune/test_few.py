@@ -40,7 +40,7 @@ def trained(base):
     return run
 
 
-def test_tensorflow_does_not_warn_of_a_model_whose_vectors_each_fold_computes(base, monkeypatch):
+def test_tensorflow_does_not_warn_of_a_model_that_is_opened_often(base, monkeypatch):
     import tensorflow as tf
     from tensorflow.python.platform import tf_logging
 
@@ -58,6 +58,22 @@ def test_tensorflow_does_not_warn_of_a_model_whose_vectors_each_fold_computes(ba
     for _ in range(6):  # TensorFlow warns of these
         tf.function(Counter().add)(tf.constant(1))
     assert warned
+
+
+def test_each_fold_draws_pairs_of_its_own_rows_by_its_own_seed(base, tmp_path, monkeypatch):
+    drawn = []
+
+    def pairs_of(labels, seed):
+        drawn.append((len(labels), seed))
+        return real(labels, seed)
+
+    real = few.pairs_of
+    monkeypatch.setattr(few, "pairs_of", pairs_of)
+    words = ["classify", "--few", "--train-file", base / "train.csv", "--save-ckpt-path", tmp_path]
+    words += ["--pretrained-ckpt-path", base / "model", "--seeds", "2", "--cache-dir", "null"]
+    assert main([*map(str, words), "--max-seq-length", "40", "--num-epochs", "0.1"]) == 0
+    assert {*drawn} == {(12, 1984), (12, 1985), (24, 1984)}
+    assert len(lines_of(tmp_path / "predictions.jsonl")) == 24
 
 
 @pytest.mark.parametrize("name", ["", "step_00000008"])

@@ -85,7 +85,7 @@ def test_the_scores_are_scikit_learns_of_models_that_one_training_each_makes(bas
     assert scores["macro_f1"] == pytest.approx(metrics.f1_score(right, said, average="macro"))
     everything = table(base)
     folds = folds_of(everything, 3, 42)
-    for number in (0, 2):
+    for number in (0, 2):  # the first and the last
         for name, side in (("train", folds != number), ("validation", folds == number)):
             part = everything.take(np.flatnonzero(side))
             cells = zip(part.first, part.labels, strict=True)

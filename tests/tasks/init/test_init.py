@@ -290,7 +290,7 @@ def test_the_rate_and_the_spread_are_those_of_the_measured_steps(home, monkeypat
     metrics = {"examples_per_second": 8.0, "flops_per_second": 8e9}
     metrics["step_seconds"] = {"low": 1.0, "median": 2.0, "high": 8.0}
     trials = []
-    monkeypatch.setattr(measure, "measure", lambda trial, log: trials.append(trial) or metrics)
+    monkeypatch.setattr(measure, "measure", lambda trial: trials.append(trial) or metrics)
     monkeypatch.chdir(home)
     facts = recipe.TextFacts(1e6, 1e5, 100, {"en": 1.0}, 900.0)
     start, _ = run.find_start("model", needs_vocabulary=True)

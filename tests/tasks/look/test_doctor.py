@@ -87,7 +87,7 @@ def test_the_checkpoint_of_a_continued_run_is_measured_named_and_loaded(trained)
     estimated = examine.checkpoint_bytes(settings_of(trained))
     assert estimated == pytest.approx(size, rel=0.05)
     results = examined(trained)
-    assert f"continue from {saved}" in of("save_ckpt_path", results).found
+    assert f"the last step is done ({saved})" in of("save_ckpt_path", results).found
     assert "being written need" in of("disk", results).found
 
 
@@ -126,7 +126,10 @@ def test_the_folder_has_space_and_is_given_and_writable(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         for free, level in ((3 * each, "ok"), (3 * each - 1, "error")):
             patch.setattr(examine, "free_bytes", lambda _, free=free: free)
-            assert of("disk", findings(examine.check_disk, job.Draft(settings))).level == level
+            assert (
+                of("disk", findings(examine.check_disk, job.Draft(settings), [tmp_path])).level
+                == level
+            )
     values = of("disk", examined(tmp_path, keep_every_steps=10, total_num_train_samples=800)).values
     assert values["kept"] == 3 + 10 and values["needed"] == 14 * values["checkpoint"]
     (tmp_path / "file").write_text("")
@@ -278,6 +281,31 @@ def test_a_run_of_each_task_is_checked_up_to_its_plan_and_writes_nothing(
     names = {one["what"] for one in found["findings"]}
     assert is_trained == ("disk" in names) == ("plan" in names)
     assert sorted(home.rglob("*")) == files and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "found"),
+    [
+        ("", None, "the last step is done (labels/step_00000002); nothing to do"),
+        (
+            "--seed 7",
+            CheckpointError,
+            "labels/step_00000002: belongs to a run with other settings: seed was 1984, is 7",
+        ),
+    ],
+)
+def test_a_run_that_would_not_continue_its_folder_is_found(
+    flags, error, found, home, monkeypatch, bert
+):
+    monkeypatch.chdir(home)
+    words = (
+        "classify --train-file train.csv --validation-file dev.csv --num-epochs 1 --cache-dir null"
+    )
+    words += f" --pretrained-ckpt-path model --save-ckpt-path labels {flags}"
+    code = error.exit_code if error else 0
+    assert found in bert("doctor", *words.split(), code=code).out
+    ended = bert(*words.split(), code=code)
+    assert (found if error else "nothing to do") in ended.out + ended.err
 
 
 def test_the_size_of_a_run_is_unknown_without_its_model(home, monkeypatch, bert):

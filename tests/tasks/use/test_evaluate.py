@@ -10,7 +10,12 @@ from bert_cli.cli import main
 
 
 @pytest.mark.parametrize("step", [5, 6])
-def test_a_checkpoint_has_the_scores_that_its_run_computed(pretrained, step, tmp_path, bert):
+def test_a_checkpoint_has_the_scores_that_its_run_computed(
+    pretrained, step, tmp_path, bert, monkeypatch
+):
+    # A job of several processes, of which a run's rank 1 prints nothing; `evaluate` is a process of its own.
+    group = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(group))
     run = pretrained / "run"
     model = run if step == 6 else run / "step_00000005"
     file = tmp_path / "scores.json"
