@@ -214,7 +214,7 @@ MISTAKES = [
     (f"{NER} words.conll --validation-file none.conll {FROM}", 3, "none.conll: no such file"),
     (f"{NER} words.conll --validation-file bad.conll {FROM}", 3, "bad.conll (line 2): "),
     (f"{NER} words.conll {FROM}", 2, "validation_file: is missing; pass --validation-file"),
-    (f"{GLUE} none {FROM}", 3, "none/SST-2/train.tsv: no such file"),
+    (f"{GLUE} none {FROM}", 3, "none/train.tsv: no such file; use the folder that contains SST-2"),
     (f"{GLUE} gluey {FROM}", 3, "SST-2/dev.tsv"),
     (f"{SQUAD} {FROM}", 2, "train_file: is missing; pass --train-file, or --dataset-dir with both files"),
     (f"{SQUAD} {FROM} --train-file reviews.csv --validation-file reviews.csv", 3, "reviews.csv"),
