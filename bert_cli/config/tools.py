@@ -22,6 +22,7 @@ from bert_cli.settings.settings import (
 )
 
 SHELLS = ("bash", "zsh", "fish")
+# TCP numbers ports in 16 bits.
 LAST_PORT = 65_535
 
 

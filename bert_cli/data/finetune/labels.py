@@ -19,6 +19,7 @@ from bert_cli.files import read_json
 from bert_cli.statistics import Examples, Sample, sample_of
 
 DECISION = "decision.json"
+# Where a label and its absence are equally probable.
 USUAL_THRESHOLD = 0.5
 # In logarithms, so that the search is as fine below 1 as above.
 BOUNDS = np.log([0.05, 20.0])  # of the temperature

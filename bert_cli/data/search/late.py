@@ -14,7 +14,9 @@ import numpy as np
 
 from bert_cli.arrays import Floats32
 
+# Values of a token in the index, a byte each.
 SIZE = 64
+# The largest value of a byte with a sign; values of unit vectors are at most 1.
 SCALE = 127
 RERANKED = 30  # passages; 60 are no better
 

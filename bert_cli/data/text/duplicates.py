@@ -35,6 +35,7 @@ NO_TEXT = bytes(HASH_BYTES)  # hash of a document without text, which is never a
 # English article) at 45 MB/s instead of 2.7, no dependencies, equal on every machine.
 SIGNATURE_SIZE = 128  # numbers; the standard error of the similarity is at most 0.045
 SIGNATURE_BYTES = 4 * SIGNATURE_SIZE
+# Fixed, so that a continued step finds the same duplicates.
 SEED = 1
 WORDS_PER_RUN = 5
 COMPARED = 64  # documents of a band; near duplicates agree in several bands, and rarely all of them are so large

@@ -61,7 +61,8 @@ def check_devices(report: Report, settings: DoctorSettings | DoctorRunSettings) 
 def check_run(report: Report, settings: TrainSettings, devices: Devices) -> None:
     """Take the steps of the run, and check its precision, its memory and its disk."""
     steps: Steps = resolve_name(f"bert_cli.{COMMANDS[settings.COMMAND].module}").STEPS
-    settings = settings.model_copy(update={"about": None})  # a description is no check
+    # The description of a config would be printed as a check.
+    settings = settings.model_copy(update={"about": None})
     if isinstance(settings, FinetuneSettings):
         report.attempt("cache_dir", partial(resolve.check_folder, settings, "cache_dir"))
         settings = settings.model_copy(update={"cache_dir": None})  # nothing is written
@@ -76,7 +77,8 @@ def check_run(report: Report, settings: TrainSettings, devices: Devices) -> None
             if name == "layout" and result is None:
                 return
             if name == "devices" and result is not None:
-                draft.stop.restore()  # nothing is saved here: Ctrl-C ends doctor at once
+                # Nothing is saved here, so Ctrl-C has to end doctor at once.
+                draft.stop.restore()
             add_checks(report, draft.checks)
             draft.checks.clear()
     if draft.plan is not None:

@@ -82,6 +82,7 @@ def find_trained(draft: Draft[Settings], needs: Needs[Settings]) -> str:
     if errors:
         raise combine(errors)
     run = Folder(order.save_ckpt_path)
+    # Ranks above 0 write no checkpoint, and their host may see the folder read-only.
     if draft.processes.rank == 0:
         check_folder(order, "save_ckpt_path")
     check_folder(order, "cache_dir")
@@ -185,7 +186,8 @@ def find_teacher(draft: Draft[FinetuneSettings]) -> str:
 def read_outputs(draft: Draft[FinetuneSettings]) -> str:
     """Compute the outputs of the teacher on the training examples."""
     learn = draft.learn
-    draft.learn = None  # it holds the teacher, whose memory training needs
+    # It holds the teacher, whose memory training needs.
+    draft.learn = None
     if learn is not None:
         draft.task = learn(runtime(draft.order.engine).group_of(draft.mesh))
     return ""

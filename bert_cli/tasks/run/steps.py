@@ -27,6 +27,7 @@ SAMPLE = 8  # examples that are read to check the records
 def find_folder(draft: Draft[PretrainSettings]) -> str:
     """Check where the run saves."""
     resolve.check_output_paths(draft.order)
+    # Ranks above 0 write no checkpoint, and their host may see the folder read-only.
     if draft.processes.rank == 0:
         resolve.check_folder(draft.order, "save_ckpt_path")
     if draft.order.save_ckpt_path is None:

@@ -97,6 +97,7 @@ def draft_of(
         "validation_dir": records or order.validation_dir,
     }
     draft = Draft(order.model_copy(update=changes))
+    # Without `take`, which silences ranks above 0 of a job: an evaluation is a process of its own.
     steps.find_model(draft)
     steps.open_held_out(draft, name)
     return draft
