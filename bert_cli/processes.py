@@ -138,6 +138,9 @@ class _Output(io.FileIO):
     """Standard output or standard error; no error of the system leaves it while it is a log."""
 
     result: int | None = None  # the descriptor that is the result of the command, set for all
+    lines: Literal["stdout", "stderr", "nowhere"] = (
+        "stdout"  # where `print_line` writes, in all threads
+    )
 
     def write(self, data: Any) -> int:
         """Write bytes, or drop them if they are a log that cannot be written.
@@ -182,33 +185,27 @@ def set_result(is_result: bool) -> None:
     _Output.result = 1 if is_result else None
 
 
-class _Lines:
-    """Where `print_line` writes; set for the whole process, because threads print too."""
-
-    place: Literal["stdout", "stderr", "nowhere"] = "stdout"
-
-
 class _Nowhere(io.StringIO):
     def write(self, text: str) -> int:
         return len(text)
 
 
 @contextmanager
-def lines_to(place: Literal["stdout", "stderr", "nowhere"]) -> Iterator[None]:
+def lines_to(target: Literal["stdout", "stderr", "nowhere"]) -> Iterator[None]:
     """Let `print_line`, tables and the bar of a run write elsewhere until the context ends; other libraries do not."""
-    before = _Lines.place
-    _Lines.place = place
+    before = _Output.lines
+    _Output.lines = target
     try:
         yield
     finally:
-        _Lines.place = before
+        _Output.lines = before
 
 
 def line_stream() -> TextIO:
     """Return the stream to which `print_line` writes."""
-    if _Lines.place == "nowhere":
+    if _Output.lines == "nowhere":
         return _Nowhere()
-    return sys.stdout if _Lines.place == "stdout" else sys.stderr
+    return sys.stdout if _Output.lines == "stdout" else sys.stderr
 
 
 def print_line(text: str) -> None:

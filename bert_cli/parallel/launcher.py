@@ -218,7 +218,7 @@ def shell_code(code: int) -> int:
 
 
 def _how_it_ended(code: int | None) -> str:
-    # A program may itself return a code above 128, which is no signal.
+    # A program may itself return a code above 128, which does not mean a signal.
     with suppress(ValueError):
         if code and code > 128:
             name = signal.Signals(code - 128).name

@@ -1,6 +1,6 @@
 """Faults of a line that a person may make: found in the syntax tree, put in as text.
 
-A fault changes what a user sees, as far as its form tells: texts, types, logs, checks of types and constants of
+A fault changes what a user sees, as far as its form shows: texts, types, logs, checks of types and constants of
 performance stay as they are. A survivor may still be equivalent; a person judges that.
 """
 

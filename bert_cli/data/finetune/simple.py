@@ -52,9 +52,9 @@ def by_regression(inputs: Any, labels: Array, held_out: Any, weights: Array | No
 
     usual = most_frequent(labels, len(held_out))
     is_text = isinstance(inputs[0], str)
-    # Vectors have the mean square 1, where scikit-learn's own penalty of 1 fits.
-    penalty = 10.0 if is_text else 1.0
-    method = linear_model.LogisticRegression(C=penalty, max_iter=1000)
+    # Vectors have the mean square 1, where scikit-learn's own value of 1 fits.
+    inverse_penalty = 10.0 if is_text else 1.0
+    method = linear_model.LogisticRegression(C=inverse_penalty, max_iter=1000)
     if is_text and labels.ndim == 1 and len(np.unique(labels)) > 2:
         method = svm.LinearSVC(random_state=0)
     # Of mean 1: C weighs the penalty against the sum over examples.

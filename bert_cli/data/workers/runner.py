@@ -241,10 +241,10 @@ def open_output(step: Step) -> Iterator[OutputFolder]:
 
 def check_is_folder(out: Path) -> None:
     """Raise DataError when OUT or a parent folder is a file."""
-    place = existing(out)
-    if not place.is_dir():
+    nearest = existing(out)
+    if not nearest.is_dir():
         problem = "is a file and must be a folder"
-        raise DataError(f"out ({place})", problem, "choose another path")
+        raise DataError(f"out ({nearest})", problem, "choose another path")
 
 
 def recorded_settings(out: Path, step: str) -> JSONObject | None:

@@ -68,7 +68,7 @@ def run(settings: ClassifySettings) -> None:
     finetune.run(settings, STEPS)
 
 
-def needed(settings: ClassifySettings) -> Sequence[str]:
+def required_settings(settings: ClassifySettings) -> Sequence[str]:
     """Return the settings that a run needs."""
     scores_only = settings.validation_file is not None and not settings.do_training
     return () if scores_only else ("train_file",)
@@ -254,4 +254,4 @@ def _table(title: str, rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([title, *("  ".join(f"{cell:>{width}}" for cell in line) for line in lines)])
 
 
-STEPS = steps_of(build, needed)
+STEPS = steps_of(build, required_settings)

@@ -34,7 +34,7 @@ def run(settings: EmbedSettings) -> None:
     finetune.run(settings, STEPS)
 
 
-def needed(settings: EmbedSettings) -> Sequence[str]:
+def required_settings(settings: EmbedSettings) -> Sequence[str]:
     """Return the settings that a run needs. Raises ConfigError where nothing can be scored."""
     if settings.generated_dataset:
         raise ConfigError("generated_dataset", "is not for `bert embed`", "leave it out")
@@ -166,4 +166,4 @@ def _baselines(retrieval: embeddings.Retrieval | None) -> dict[str, Result]:
     return {"BM25": Result(embeddings.retrieval_samples(rankings, retrieval))}
 
 
-STEPS = steps_of(build, needed)
+STEPS = steps_of(build, required_settings)

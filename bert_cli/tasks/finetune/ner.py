@@ -31,7 +31,7 @@ def run(settings: NerSettings) -> None:
     finetune.run(settings, STEPS)
 
 
-def needed(settings: NerSettings) -> list[str]:
+def required_settings(settings: NerSettings) -> list[str]:
     """Return the settings that a run needs."""
     needs = {"train_file": settings.do_training, "validation_file": settings.do_validation}
     return [name for name in needs if needs[name]]
@@ -101,4 +101,4 @@ def _evaluate(sentences: conll.Sentences, features: Features, logits: Logits) ->
     return Result(conll.entity_samples(labels, predicted, sentences.examples), write)
 
 
-STEPS = steps_of(build, needed)
+STEPS = steps_of(build, required_settings)

@@ -56,7 +56,7 @@ def run(host: str | None, port: int, opening: Callable[[], Mapping[str, Call]]) 
             token = secrets.token_urlsafe(16)
         app = build_app(opening(), token)
         is_every = ipaddress.ip_address(host).is_unspecified
-        # 0.0.0.0 is no address to open: the name of the machine stands for all of its addresses.
+        # A browser cannot open 0.0.0.0: the name of the machine stands for all of its addresses.
         shown = in_address
         if is_every:
             shown = socket.gethostname()

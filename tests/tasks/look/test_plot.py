@@ -86,7 +86,7 @@ def test_a_line_has_each_step_another_their_means_and_circles_the_held_out_value
     thin, bold, dashed = (np.array(re.findall(r"[ML] (\S+) (\S+)", d), float).T for d in drawn)
     circles = re.findall(rf'<use [^>]*x="(\S+)" y="(\S+)"[^>]*stroke: {colour}', svg)
     np.testing.assert_allclose(np.array(circles, float).T, dashed)
-    # What the thin line says of the axes places the others; it falls where the values fall.
+    # The thin line shows the scale of the axes, by which the others are read; it falls where the values fall.
     x, y = np.polyfit([1, 2, 3, 4], thin[0], 1), np.polyfit(values, thin[1], 1)
     assert x[0] > 0 > y[0]
     for (across, up), steps, heights in (
