@@ -18,7 +18,7 @@ from pyarrow import parquet
 from support import made_documents as made
 from support.contents import put
 
-from bert_cli.data.finetune import conll, glue, labels, squad, tables
+from bert_cli.data.finetune import conll, embeddings, glue, labels, squad, tables
 from bert_cli.data.io import files
 from bert_cli.data.io.documents import marked_lines
 from bert_cli.data.text import templates
@@ -169,6 +169,24 @@ TASKS = [
       for words in ("1\tThe\tO\tO\n2\tParis\tB-LOC\tO\n", "a O\n")),
     (conll.read_conll, "dev.txt", "a B-LOC\nb B-Loc\n", r"\(line 2\): label 'Loc' is spelled 'LOC' in .*\(line 1\)"),
     (of_folder(labels.read_decision), "decision.json", '{"thresholds": [1]}', r"\(thresholds\)", CheckpointError),
+]  # fmt: skip
+
+
+def beir(path):
+    embeddings.read_retrieval(path.parent / "qrels" / "test.tsv")
+
+
+# Rows of named columns: a row without any one of them is refused with its line.
+NEEDED = (
+    (split_of("afqmc"), "dev.json", AFQMC), (split_of("wsc"), "dev.json", WSC),
+    (split_of("csl"), "dev.json", {"keyword": ["a"], "abst": "b", "label": "0"}),
+    (beir, "queries.jsonl", {"_id": "a", "text": "b"}), (table, "a.jsonl", {"text": "a", "label": 1}),
+    (embeddings.read_similarities, "a.jsonl", {"sentence1": "a", "sentence2": "b", "score": 1}),
+)  # fmt: skip
+LACKING = [
+    (read, name, second_of(row, {key: row[key] for key in row if key != column}),
+     rf"\(line 2\): has no column '{column}'")
+    for read, name, row in NEEDED for column in row if column != "idx"
 ]  # fmt: skip
 
 
@@ -348,7 +366,7 @@ TOKENS = [
      r"cannot be read \(No such file", ConfigError),
 ]  # fmt: skip
 
-ROWS = [*TABLES, *TASKS, *QUESTIONS, *TEXT, *DOCUMENTS, *TOKENS]
+ROWS = [*TABLES, *TASKS, *LACKING, *QUESTIONS, *TEXT, *DOCUMENTS, *TOKENS]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[" ".join(re.findall(r"\w+", row[3])) for row in ROWS])

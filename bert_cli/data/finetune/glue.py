@@ -50,12 +50,14 @@ class Task:
 
 def _keywords(row: Row, where: str) -> tuple[str, str]:
     """Return CSL's keywords and its abstract; a pair that is too long loses the end of the abstract."""
+    check_columns(where, ["keyword"], row)
     return " ".join(row["keyword"]), tables.text_of(row, "abst", where)
 
 
 def _marked(row: Row, where: str) -> tuple[str]:
     """Return CLUEWSC's text with _the noun_ and [the pronoun] marked, as in CLUE's own baselines."""
     text = tables.text_of(row, "text", where)
+    check_columns(where, ["target"], row)
     target = row["target"]
     spans = []
     for name, marks in (("span1", "__"), ("span2", "[]")):
