@@ -22,6 +22,8 @@ USED = ("mlm_loss", "tokens", ENTROPY)
 # LABELS masked tokens are counted, in at most MAX_BLOCKS blocks of examples: standard error below 0.01 nats.
 LABELS = 250_000
 MAX_BLOCKS = 64
+# Of few records no more than so many epochs: the next ones have other masks of the same tokens, or the same masks.
+EPOCHS = 4
 # Tokens after which the loss must be below the entropy: four times the need of healthy runs. A step counts at most
 # TOKENS_OF_A_STEP tokens.
 TOKENS = 2e6
@@ -42,12 +44,13 @@ REMEDY = (
 
 
 def masked_tokens(stream: ExampleStream) -> Ints:
-    """Return the masked tokens in the first examples of a stream, at least LABELS if it has so many.
+    """Return the masked tokens in the first examples of a stream, at least LABELS if EPOCHS have so many.
 
     They are a function of the records and the seed alone, so every start of a run has the same.
     """
     labels: list[Any] = []
-    for block in range(MAX_BLOCKS):
+    assert stream.epoch_size is not None, "synthetic examples are not counted"
+    for block in range(min(MAX_BLOCKS, math.ceil(EPOCHS * stream.epoch_size / BLOCK))):
         rows = stream.rows(np.arange(block * BLOCK, (block + 1) * BLOCK))
         labels.append(rows["masked_lm_ids"][rows["masked_lm_weights"] > 0])
         if sum(map(len, labels)) >= LABELS:

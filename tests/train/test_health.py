@@ -86,7 +86,7 @@ class Zipf:
     """A stream of labels whose probabilities are known; each example has four and a slot without one."""
 
     def __init__(self, probabilities, examples=10**9):
-        self.probabilities, self.examples, self.last = probabilities, examples, 0
+        self.probabilities, self.epoch_size, self.last = probabilities, examples, 0
 
     def rows(self, sample_indices):
         self.last = int(sample_indices[-1])
@@ -106,6 +106,9 @@ def test_the_unigram_entropy_is_that_of_the_labels_whatever_the_vocabulary():
         exact = -(probabilities * np.log(probabilities)).sum()
         assert health.unigram_entropy(stream) == pytest.approx(exact, abs=0.03)
         assert stream.last + 1 == math.ceil(250_000 / (4 * BLOCK)) * BLOCK  # no more is read
+    few = Zipf(probabilities, examples=BLOCK // 2)
+    health.unigram_entropy(few)
+    assert few.last + 1 == health.EPOCHS * BLOCK // 2
 
 
 @pytest.fixture
