@@ -29,7 +29,7 @@ TEXTS = ["good plot", "bad music awful", "plot music very", "it is a fine good g
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A model, and reviews of which a fifth have the wrong label."""
-    base = write_base(tmp_path_factory.mktemp("calibrated"), train=160, dev=300)
+    base = write_base(tmp_path_factory.mktemp("calibrated"), train=40, dev=160)
     other = {"negative": "positive", "positive": "negative"}
     for name in ("train", "dev"):
         lines = (base / f"{name}.csv").read_text().splitlines()
@@ -140,7 +140,9 @@ def runtime_logits(folder, form, source, texts):
     return np.concatenate([signature(**of)["logits"].numpy() for of in columns])
 
 
-@pytest.mark.parametrize("form", ["hf", "saved-model", "onnx"])
+@pytest.mark.parametrize(
+    "form", ["hf", "saved-model", pytest.param("onnx", marks=pytest.mark.slow)]
+)
 def test_an_export_has_the_temperature_in_its_weights(form, base, run, temperature):
     if form == "onnx":
         need("torch", "onnx", "onnxscript", "onnxruntime")

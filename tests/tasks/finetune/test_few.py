@@ -1,6 +1,5 @@
 """Labels of few texts: pairs train the vectors, and the classifier is scikit-learn's regression on them."""
 
-import json
 import shutil
 
 import numpy as np
@@ -17,6 +16,8 @@ from bert_cli.tasks.finetune import few
 from bert_cli.tasks.model import models
 from bert_cli.tasks.model.opened import Input
 from bert_cli.tasks.model.vectors import open_vectors
+from bert_cli.tasks.run import finetune
+from bert_cli.tasks.run.task import Result
 from bert_cli.train.checkpoint import Folder
 
 
@@ -35,8 +36,11 @@ def arguments(base, run, *more):
 
 @pytest.fixture(scope="module")
 def trained(base):
-    run = base / "trained"
-    assert main(arguments(base, run, "--checkpoint-every-steps", "8")) == 0
+    run, opened, real = base / "trained", [], few.open_vectors
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(few, "open_vectors", lambda *of, **how: opened.append(1) or real(*of, **how))
+        assert main(arguments(base, run, "--checkpoint-every-steps", "8")) == 0
+    assert opened == [1], "once for all classifiers"
     return run
 
 
@@ -60,8 +64,11 @@ def test_tensorflow_does_not_warn_of_a_model_that_is_opened_often(base, monkeypa
     assert warned
 
 
-def test_each_fold_draws_pairs_of_its_own_rows_by_its_own_seed(base, tmp_path, monkeypatch):
-    drawn = []
+@pytest.mark.parametrize("parts", ["folds", "seeds"])
+def test_each_fold_and_each_seed_draws_pairs_of_its_own_rows_by_its_own_seed(
+    parts, base, tmp_path, monkeypatch
+):
+    drawn, jobs = [], []
 
     def pairs_of(labels, seed):
         drawn.append((len(labels), seed))
@@ -69,11 +76,21 @@ def test_each_fold_draws_pairs_of_its_own_rows_by_its_own_seed(base, tmp_path, m
 
     real = few.pairs_of
     monkeypatch.setattr(few, "pairs_of", pairs_of)
-    words = ["classify", "--few", "--train-file", base / "train.csv", "--save-ckpt-path", tmp_path]
-    words += ["--pretrained-ckpt-path", base / "model", "--seeds", "2", "--cache-dir", "null"]
-    assert main([*map(str, words), "--max-seq-length", "40", "--num-epochs", "0.1"]) == 0
-    assert {*drawn} == {(12, 1984), (12, 1985), (24, 1984)}
-    assert len(lines_of(tmp_path / "predictions.jsonl")) == 24
+    monkeypatch.setattr(finetune, "_answers_of_fold", lambda job: jobs.append(job) or 0.0)
+    monkeypatch.setattr(
+        finetune, "_train_and_score", lambda of, **_: jobs.append(finetune.resolve(of)) or Result()
+    )
+    words = arguments(base, tmp_path, "--seeds", "2")
+    if parts == "folds":
+        at = words.index("--validation-file")
+        del words[at : at + 2]
+    assert main(words) == 0
+    expected = {(24, 1984), (24, 1985)}
+    if parts == "folds":
+        expected = {(12, 1984), (12, 1985), (24, 1984)}
+    assert {*drawn} == expected
+    assert len({job.fixed["corpus"] for job in jobs}) == len(jobs) == len(expected)
+    assert len({id(job.task.fit) for job in jobs}) == 1, "a model that is opened once"
 
 
 @pytest.mark.parametrize("name", ["", "step_00000008"])
@@ -125,21 +142,6 @@ def test_a_run_resumes_bit_for_bit_and_its_scores_are_found_again(base, trained,
     words = ["classify", "--no-do-training", "--validation-file", base / "dev.csv"]
     words += ["--save-ckpt-path", scored, "--cache-dir", "null", "--max-seq-length", "40"]
     assert bert(*words).last == scores_of(trained)
-
-
-def test_each_seed_trains_on_pairs_of_its_own_by_a_model_that_is_opened_once(
-    base, tmp_path, monkeypatch
-):
-    opened = []
-    real = few.open_vectors
-    monkeypatch.setattr(
-        few, "open_vectors", lambda *of, **how: opened.append(1) or real(*of, **how)
-    )
-    words = ["--seeds", "2", "--num-epochs", "0.1"]
-    assert main(arguments(base, tmp_path, *words)) == 0
-    states = [json.loads(path.read_text()) for path in tmp_path.glob("seed_*/step_*/state.json")]
-    assert len({state["fixed"]["corpus"] for state in states}) == 2
-    assert opened == [1]
 
 
 def test_pairs_are_of_one_label_and_bounded():

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import expit
 from sklearn.metrics import f1_score
 from support.hf_models import need
-from support.metrics import printed_scores, scores_of
+from support.metrics import scores_of
 from support.runs import lines_of
 from support.tiny_models import OTHERS, TINY, write_model
 
@@ -21,7 +21,7 @@ from bert_cli.train.checkpoint import Folder
 
 WORDS = {"good": "praise", "bad": "blame", "film": "cinema"}
 FLAGS = [
-    "--global-batch.micro-batch-size", "4", "--global-batch.grad-acc-steps-per-replica", "2",
+    "--global-batch.micro-batch-size", "8",
     "--num-epochs", "6", "--optimizer-opts.learning-rate.max-learning-rate", "0.003",
     "--log-every-steps", "1000", "--max-seq-length", "32",
 ]  # fmt: skip
@@ -121,16 +121,15 @@ def test_transformers_and_an_export_have_the_form_of_the_labels(base, trained, t
         assert row["predicted"] == [name for name, chance in pairs if chance > thresholds[name]]
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_a_graph_has_the_labels_of_bert_predict(precision, base, trained, tmp_path, bert):
+def test_a_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, bert):
     need("torch", "onnx", "onnxscript", "onnxruntime")
     import onnxruntime
     import transformers
 
     rows, out, texts = lines_of(trained / "predictions.jsonl"), tmp_path / "out", tmp_path / "a.txt"
     texts.write_text("\n".join(row["text"] for row in rows))
-    words = ["--compare-on", str(texts)] if precision == "int8" else []
-    said = bert("export", trained, out, "--format", "onnx", "--precision", precision, *words).out
+    words = ["--format", "onnx", "--precision", "int8", "--compare-on", texts]
+    said = bert("export", trained, out, *words).out
     answers = bert("predict", trained, "--input", texts).rows
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     session = onnxruntime.InferenceSession(out / "model.onnx")
@@ -141,26 +140,24 @@ def test_a_graph_has_the_labels_of_bert_predict(precision, base, trained, tmp_pa
     assert [*thresholds] == [*names] == [*answers[0]["probabilities"]]
     has = found > [*thresholds.values()]
     wanted = np.array([[name in answer["labels"] for name in names] for answer in answers])
-    close = 1e-5 if precision == "float32" else 1e-2  # a batch shares the scales of int8
-    of_graph = bert("predict", out, "--input", texts).rows
-    for row, chances in zip(of_graph, found, strict=True):
-        assert [*row["probabilities"].values()] == pytest.approx(chances, abs=close)
+    # A batch shares the scales of int8.
+    for row, chances in zip(bert("predict", out, "--input", texts).rows, found, strict=True):
+        assert [*row["probabilities"].values()] == pytest.approx(chances, abs=1e-2)
         assert row["labels"] == [
             name for name, chance in row["probabilities"].items() if chance > thresholds[name]
         ]
-    if precision == "float32":
-        assert [row["labels"] for row in of_graph] == [row["labels"] for row in answers]
-        return
     equal = float(said.partition("fraction of equal predictions ")[2].split()[0])
     assert equal == pytest.approx((has == wanted).mean(), abs=0.02) and equal >= 0.98
 
 
-def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, tmp_path, bert):
-    words = ["--label-column", "mood", "--held-out-fraction", "0.3", "--num-epochs", "2"]
-    out = bert(*arguments(base, tmp_path, *words, file="rare.jsonl")).out
-    assert "texts are 'blame'; always answering 'praise' has an accuracy of 0.9" in out
-    assert "confusion of" in out and "macro_f1" in printed_scores(out)
-    assert json.loads((tmp_path / "best.json").read_text())["metric"] == "macro_f1"
+def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, trained, capsys):
+    settings = {"train_file": base / "rare.jsonl", "label_column": "mood", "cache_dir": None}
+    settings |= {"held_out_fraction": 0.3, "max_seq_length": 32}
+    tokenizer = read_tokenizer(base / "model")
+    assert classify.build(ClassifySettings(**settings), tokenizer, None).best == "macro_f1"
+    expected = "texts are 'blame'; always answering 'praise' has an accuracy of 0.9"
+    assert expected in capsys.readouterr().out
+    assert json.loads((trained / "best.json").read_text())["metric"] == "macro_f1"
 
 
 @pytest.mark.parametrize(
@@ -185,22 +182,22 @@ def test_mistakes_about_labels_say_what_to_do(more, code, message, base, trained
     assert message in bert(*arguments(base, tmp_path, *start, *more), code=code).err
 
 
-def test_labels_of_one_training_text_or_of_none_are_named(base, tmp_path, bert, capsys):
+def test_labels_of_one_training_text_or_of_none_are_named(base, tmp_path, capsys):
     rows = [{"text": f"good {n}", "label": "a" if n % 2 else "b"} for n in range(20)]
     rows += [{"text": "film", "label": "alone"}, {"text": " ", "label": "a"}]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    words = ["--dry-run", "--num-epochs", "1", "--train-file", str(path)]
-    printed = bert(*arguments(base, tmp_path / "run", *words))
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    values = {"train_file": tmp_path / "rows.jsonl", "max_seq_length": 16, "cache_dir": None}
+    tokenizer = read_tokenizer(base / "model")
+    classify.build(ClassifySettings.model_validate(values), tokenizer, None)
+    printed = capsys.readouterr()
     assert "warning: 1 label with one training text: 'alone'" in printed.err
     assert "each once; 1 row with an empty text, included" in printed.out
     # One of several labels may have all its texts among those that are held out.
     (tmp_path / "dev.csv").write_text("text,a,b\ngood,0,1\nfilm,1,1\n")
     (tmp_path / "train.csv").write_text("text,a,b\ngood,1,0\nfine,1,0\nbad,0,0\n")
-    files = {"train_file": tmp_path / "train.csv", "validation_file": tmp_path / "dev.csv"}
-    values = files | {"label_column": ["a", "b"], "max_seq_length": 16, "cache_dir": None}
-    settings = ClassifySettings.model_validate(values)
-    classify.build(settings, read_tokenizer(base / "model"), None)
+    values |= {"train_file": tmp_path / "train.csv", "validation_file": tmp_path / "dev.csv"}
+    settings = ClassifySettings.model_validate(values | {"label_column": ["a", "b"]})
+    classify.build(settings, tokenizer, None)
     expected = "warning: 1 label with no training text, so nothing learns it: 'b'"
     assert expected in capsys.readouterr().err
 
