@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.made import pretrained  # noqa: F401
 
 from bert_cli.files import FORMAT
 

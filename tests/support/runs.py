@@ -12,6 +12,7 @@ from support.tiny_models import metrics_of
 
 from bert_cli.cli import main
 from bert_cli.files import STATE
+from bert_cli.train.card import CARD
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, complete_checkpoints, step_of
 
 TIMES = {
@@ -36,10 +37,10 @@ def numbers_of(run: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_end(run: Path, expected: Path) -> None:
-    """Assert that the newest checkpoints of two runs have the same step, weights, moments and loss scale."""
+    """Assert that the newest checkpoints of two runs have the same step, weights, moments, card, loss scale."""
     ours, theirs = (complete_checkpoints(folder)[-1] for folder in (run, expected))
     assert ours.name == theirs.name
-    for file in (MODEL, OPTIMIZER):
+    for file in (MODEL, OPTIMIZER, CARD):
         assert (ours / file).read_bytes() == (theirs / file).read_bytes(), file
     scales = [json.loads((path / STATE).read_text())["loss_scale"] for path in (ours, theirs)]
     assert scales[0] == scales[1]

@@ -1,47 +1,31 @@
-"""The card of a run's checkpoint: the same of every start, its code, and what an export makes of it."""
+"""The card of a run's checkpoint: its rows, its code, and what an export makes of it."""
 
 import re
-import shutil
 
-import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 import yaml
-from support.tiny_models import SENTENCES, pretrain_words, write_model, write_records
 
 from bert_cli.cli import main
 from bert_cli.train.card import CARD, model_card, training_section
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    home = tmp_path_factory.mktemp("cards")
-    write_model(home / "model")
-    write_records(home / "records", SENTENCES, home / "model", masking="static")
-    for run in ("run", "resumed"):
-        if run == "resumed":
-            shutil.copytree(home / "run" / "step_00000001", home / run / "step_00000001")
-        assert main(pretrain_words(home, run, validation_dir=home / "records")) == 0
-    return home
-
-
-def test_a_checkpoints_card_is_the_same_after_a_resumption_and_names_no_folder(home):
-    path, resumed = (home / run / "step_00000002" for run in ("run", "resumed"))
-    text = (path / CARD).read_text()
-    assert (resumed / CARD).read_text() == text and str(home) not in text
-    assert (home / "run" / "step_00000001" / CARD).read_text() != text
+def test_a_checkpoints_card_describes_its_training_and_names_no_folder(pretrained):
+    text = (pretrained / "run/step_00000006" / CARD).read_text()
+    assert str(pretrained) not in text
+    assert (pretrained / "run/step_00000005" / CARD).read_text() != text
     front = yaml.safe_load(text.split("---\n")[1])
     entries = {"library_name": "transformers", "pipeline_tag": "fill-mask"}
     assert front == {**entries, "tags": ["bert"]}
-    rows = ("data | records, ", "starts from | model", "steps | 2 of 2", "command | `bert pret")
+    rows = ("data | records, ", "starts from | model", "steps | 6 of 6", "command | `bert pret")
     assert all(f"| {row}" in text for row in rows)
 
 
 def test_the_code_of_a_checkpoints_card_runs_and_its_numbers_are_the_models(
-    home, monkeypatch, capsys
+    pretrained, monkeypatch, capsys
 ):
     import transformers
 
-    path = home / "run" / "step_00000002"
+    path = pretrained / "run/step_00000006"
     text = (path / CARD).read_text()
     monkeypatch.chdir(path)
     exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], {})
@@ -51,12 +35,12 @@ def test_the_code_of_a_checkpoints_card_runs_and_its_numbers_are_the_models(
     assert f"A BertForPreTraining for fill-mask with {number:,} parameters: 2 layers" in text
 
 
-def test_an_export_keeps_the_training_and_adds_the_scores(home, tmp_path):
-    for source, out in (("run/step_00000002", tmp_path / "first"), ("first", tmp_path / "second")):
-        folder = home / source if source.startswith("run") else tmp_path / source
+def test_an_export_keeps_the_training_and_adds_the_scores(pretrained, tmp_path):
+    for source, out in (("run/step_00000006", tmp_path / "first"), ("first", tmp_path / "second")):
+        folder = pretrained / source if source.startswith("run") else tmp_path / source
         assert main(["export", str(folder), str(out), "--format", "hf"]) == 0
     first, second = ((tmp_path / name / CARD).read_text() for name in ("first", "second"))
-    trained = (home / "run" / "step_00000002" / CARD).read_text().partition("## Training")[2]
+    trained = (pretrained / "run/step_00000006" / CARD).read_text().partition("## Training")[2]
     assert trained.strip() in first and re.search(r"\| mlm_loss \| \d\.\d{4} \|", first)
     assert first == second and first.count("Written by `bert export") == 1
 
