@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from support.engine_runs import (
     BASE,
+    KEY_BIAS,
     assert_same,
+    case,
     difference,
     jax_process,
     moved_apart,
     on_tensorflow,
+    run,
 )
 
+from bert_cli.parallel.tensorflow import update
 from bert_cli.train.checkpoint import checkpoint_name
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -37,8 +41,8 @@ def layout(replicas=1, stages=None, devices=None, **parallel):
 ONE, TWO = layout(), layout(2)
 EIGHT = layout(2, tensor=[2, 2], **WEIGHTS, **RECOMPUTED, **CHUNKED)
 FOUR = layout(2, tensor=2)
-SQUARE, SHARDED = layout(tensor=[2, 2]), layout(4, **WEIGHTS)
-SHARDED_MOMENTS = layout(4, **MOMENTS, **RECOMPUTED)
+GATHERS = 1, [["emb", "hid"], ["hid"], ["enc_out"], ["pool"], ["heads"]], [0, 1, 2, 3, 0]
+"""A device has only the gather of the masked positions, which has no weights."""
 ALTERNATING = [["emb"], ["hid*2"], LAST], [0, 1, 0]
 TWO_OF_TWO = 2, [["emb", "hid"], ["hid"], LAST], [0, 1, 0]
 
@@ -78,25 +82,19 @@ def task(kind, labels, **sizes):
 
 
 # What is run on JAX -> layout, options, and how near the weights are, relative to what all of them have moved.
-ON_JAX = {
-    "2 replicas": (TWO, {}, 1e-6),
-    "2 replicas x tensor [2, 2], weights sharded, recomputed, chunked": (EIGHT, {}, 1e-6),
-    "2 replicas, layers in a loop": (TWO | LOOPS, {}, 1e-6),
-}
+LOOP = "2 replicas, layers in a loop"
+IN_EIGHT = "2 replicas x tensor [2, 2], weights sharded, recomputed, chunked"
+ON_JAX = {IN_EIGHT: (EIGHT, {}, 1e-6), LOOP: (TWO | LOOPS, {}, 1e-6)}
 # Runs of TensorFlow in two layouts are up to 1.2e-6 apart where a model has little but biases, and few of them.
+# Any two ways to divide, to loop and to update meet in a row.
 MORE_ON_JAX = {
-    "1": (ONE, {}, 1e-6),
-    "4 replicas, moments sharded, recomputed": (SHARDED_MOMENTS, {}, 1e-6),
-    "tensor 2": (layout(tensor=2), {}, 1e-6),
-    "4 replicas, weights sharded": (SHARDED, {}, 1e-6),
+    "2 replicas": (TWO, {}, 1e-6),
     "tensor 4, chunked": (layout(tensor=4, **CHUNKED), {}, 1e-6),
-    "tensor [2, 2]": (SQUARE, {}, 1e-6),
-    "2 replicas x tensor 4, moments sharded": (layout(2, tensor=4, **MOMENTS), {}, 1e-6),
-    "tensor [2, 2], layers in a loop": (SQUARE | LOOPS, {}, 1e-6),
-    "4 replicas, weights sharded, layers in a loop": (SHARDED | LOOPS, {}, 1e-6),
-    "each layer in a loop has its rate": (ONE | LOOPS, DECAY, 1e-6),
-    "AdamW in 8 parts": (EIGHT, ADAMW, 1e-6),
-    "AdamW, moments sharded": (SHARDED_MOMENTS, ADAMW, 1e-6),
+    "4 replicas, weights sharded": (layout(4, **WEIGHTS), {}, 1e-6),
+    "2 replicas x tensor 4, moments sharded, layers in a loop": (layout(2, tensor=4, **MOMENTS) | LOOPS, {}, 1e-6),
+    "tensor [2, 2], layers in a loop": (layout(tensor=[2, 2]) | LOOPS, {}, 1e-6),
+    "tensor 2, each layer in a loop has its rate": (layout(tensor=2) | LOOPS, DECAY, 1e-6),
+    "4 replicas, moments sharded, recomputed, AdamW": (layout(4, **MOMENTS, **RECOMPUTED), ADAMW, 1e-6),
     "StableAdamW, which reads complete gradients": (layout(2, tensor=2, **WEIGHTS), STABLE, 3e-6),
     "packs": (FOUR, PACKS, 3e-6),
     "groupbert": (layout(2, tensor=2, **RECOMPUTED, **WEIGHTS), GROUP, 3e-6),
@@ -108,33 +106,31 @@ MORE_ON_JAX = {
     "glue": (FOUR, task("Glue", 3), 3e-6),
     "similarity": (FOUR, task("Glue", 1), 3e-6),
     "ner": (FOUR, task("Ner", 5), 3e-6),
-}
+}  # fmt: skip
 ON_TENSORFLOW = {
-    # The last stage of the others has no layer, so no dropout, to recompute.
-    "recomputed": (layout(**RECOMPUTED), {}, 1e-6),
-    "3 stages on 2 devices, recomputed": (layout(1, *ALTERNATING, **RECOMPUTED), {}, 1e-6),
-    "5 stages on 4 devices": (
-        layout(1, [["emb"], ["hid"], ["hid", "enc_out"], ["pool"], ["heads"]], [0, 1, 2, 3, 0]), {}, 1e-6
-    ),
-    "modernbert in 3 stages": (
-        layout(1, [["emb", "hid"], ["hid*2"], ["enc_out", "heads"]], [0, 1, 0], **RECOMPUTED), MODERN_3, 3e-6
+    "5 stages on 4 devices, of which one gathers": (layout(*GATHERS), {}, 1e-6),
+    # The last stage has a layer, whose dropout is recomputed, too.
+    "3 stages on 2 devices, recomputed, with a loss scale": (
+        layout(1, [["emb"], ["hid"], ["hid", *LAST]], [0, 1, 0], **RECOMPUTED)
+        | {"optimizer_opts": {"loss_scaling": 4096.0}}, {}, 1e-6
     ),
 }  # fmt: skip
 MORE_ON_TENSORFLOW = {
-    "4 stages, of which one gathers": (
-        layout(1, [["emb", "hid*2"], ["enc_out"], ["pool"], ["heads"]], [0, 1, 2, 0]), {}, 1e-6
-    ),
-    "2 replicas x 2 devices, recomputed": (layout(*TWO_OF_TWO, **RECOMPUTED), {}, 1e-6),
+    "recomputed": (layout(**RECOMPUTED), {}, 1e-6),
+    "5 stages, recomputed": (layout(*GATHERS, **RECOMPUTED), {}, 1e-6),
     "2 replicas x 2 devices, moments sharded": (layout(*TWO_OF_TWO, **MOMENTS), {}, 1e-6),
     "groupbert in 3 stages": (layout(1, *ALTERNATING, **RECOMPUTED), GROUP, 3e-6),
+    "modernbert in 3 stages": (
+        layout(1, [["emb", "hid"], ["hid*2"], ["enc_out", "heads"]], [0, 1, 0], **RECOMPUTED), MODERN_3, 3e-6
+    ),
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def jax():
     with jax_process() as process:
-        for run, _, _ in ON_JAX.values():  # while this process runs TensorFlow
-            process.start(**run)
+        for where, _, _ in ON_JAX.values():  # while this process runs TensorFlow
+            process.start(**where)
         yield process
 
 
@@ -158,7 +154,26 @@ def test_a_run_on_jax_is_that_of_one_device_of_tensorflow(name, jax):
 @pytest.mark.parametrize("name", [*ON_TENSORFLOW, *map(slow, MORE_ON_TENSORFLOW)])
 def test_a_run_in_a_layout_of_tensorflow_is_that_of_one_device(name):
     where, options, within = (ON_TENSORFLOW | MORE_ON_TENSORFLOW)[name]
-    assert_same_run(on_tensorflow(**where, **options), on_tensorflow(**options), within)
+    result = on_tensorflow(**where, **options)
+    # A power of two, which changes no number, nor the norm that is clipped.
+    scale = where.get("optimizer_opts", {}).get("loss_scaling", 1.0)
+    rows = [row | {"loss_scale": row["loss_scale"] / scale} for row in result.metrics]
+    assert_same_run(result._replace(metrics=rows), on_tensorflow(**options), within)
+
+
+# In place, and on another device than the weights: each assigns other results.
+@pytest.mark.parametrize(
+    "parallel", [{}, slow({"optimizer_state_offload": True})], ids=["in place", "offloaded"]
+)
+def test_compiled_updates_are_the_plain_ones(monkeypatch, parallel):
+    plain = on_tensorflow(parallel=parallel)
+    monkeypatch.setattr(update, "UPDATES_WORTH_COMPILING", 0)
+    # Of the word table alone: every compilation takes a second.
+    monkeypatch.setattr(update, "LARGE", 3000)
+    compiled = run.__wrapped__(case("tensorflow", parallel=parallel))
+    assert_same(compiled, plain)
+    names = [name for name in plain.weights if KEY_BIAS not in name]
+    assert any((compiled.weights[name] != plain.weights[name]).any() for name in names), "compiled"
 
 
 # --- shards of TensorFlow, whose numbers are the same bits
@@ -189,17 +204,21 @@ def test_sharded_and_offloaded_moments_give_the_same_bits(options):
     assert mine.metrics == expected.metrics
 
 
-def test_a_checkpoint_passes_from_shards_to_complete_moments_and_back(tmp_path):
-    folders = tmp_path / "complete", tmp_path / "shards"
-    complete, sharded = (
-        on_tensorflow(**where, **CLIPPED, save=folder)
-        for where, folder in zip((TWO, SHARDS), folders, strict=True)
-    )
+def test_a_checkpoint_passes_from_complete_moments_to_shards_and_has_their_bytes(
+    tmp_path, monkeypatch
+):
+    """Both halves of the run are those of one with complete moments, and so is what it saves."""
+    folders = [tmp_path / name for name in ("complete", "shards")]
+    complete = on_tensorflow(**TWO, **CLIPPED, save=folders[0])
+    middle, end = (checkpoint_name(number) for number in (CLIPPED["steps"] // 2, CLIPPED["steps"]))
+    # Several weights in a bucket, and the word table, which is larger, in one of its own.
+    monkeypatch.setattr(update, "REDUCE_BUCKET", 4 * 2500)
+    sharded = on_tensorflow(**SHARDS, **CLIPPED, save=folders[1], resume=folders[0] / middle)
     assert_same_bits(sharded, complete)
-    assert sharded.metrics == complete.metrics
-    for folder, resumes in zip(folders, (SHARDS, TWO), strict=True):
-        path = folder / checkpoint_name(CLIPPED["steps"] // 2)
-        assert_same_bits(on_tensorflow(**resumes, **CLIPPED, resume=path), complete)
+    assert sharded.metrics == complete.metrics[CLIPPED["steps"] // 2 :]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        shards, expected = (folder / end / name for folder in folders[::-1])
+        assert shards.read_bytes() == expected.read_bytes(), name
 
 
 # --- precisions
@@ -276,17 +295,18 @@ def test_each_of_the_layers_in_a_loop_is_rounded_with_its_random_bits(jax):
 @pytest.mark.parametrize(
     ("name", "parts", "most"),
     [
-        ("2 replicas", 1, 1.05),
+        (LOOP, 1, 1.05),
         # Pooler and heads are divided over the replicas alone, most biases over one of the two axes.
-        ([*ON_JAX][1], 1 / 8, 0.3),
-        slow("tensor 2", 1 / 2, 0.65),
+        (IN_EIGHT, 1 / 8, 0.3),
+        slow("tensor 2, each layer in a loop has its rate", 1 / 2, 0.65),
         slow("4 replicas, weights sharded", 1 / 4, 0.3),
-        slow("4 replicas, moments sharded, recomputed", (1 + 2 / 4) / 3, 0.55),
+        slow("4 replicas, moments sharded, recomputed, AdamW", (1 + 2 / 4) / 3, 0.55),
     ],
 )
 def test_a_layout_divides_weights_and_moments_among_the_devices(name, parts, most, jax):
     """A device's arguments are its parts of weights and moments, and its examples."""
-    result = jax.run(**(ON_JAX | MORE_ON_JAX)[name][0])
+    where, options, _ = (ON_JAX | MORE_ON_JAX)[name]
+    result = jax.run(**where, **options)
     complete = sum(value.nbytes for value in (*result.weights.values(), *result.moments.values()))
     assert parts * complete < result.memory[0] < most * complete
 

@@ -107,7 +107,7 @@ def run(described: str) -> Result:
     first, metrics = copy_state(state).weights, []
     while state.step < steps:
         metrics.append(step(stream[state.step]))
-        if of["save"] and state.step == steps // 2:
+        if of["save"] and state.step in (steps // 2, steps):
             checkpoint.save(Path(of["save"]), copy_state(state), form, fixed=fixed, settings={})
     programs = list(getattr(engine, "programs", {}).values())
     memory = programs[0].memory_analysis() if programs else None

@@ -14,7 +14,6 @@ from support.layouts import (
     V,
     accumulate,
     assert_close,
-    engine_of,
     settings_of,
     untraced,
 )
@@ -34,6 +33,7 @@ from bert_cli.parallel.engine import (
 def examples(number: int, micro_batches: int = 1) -> dict[str, np.ndarray]:
     """Return examples [M, B, ...] with padding and with different numbers of masked positions."""
     columns = make_examples(V, number, S, P)
+    columns["next_sentence_weights"] = np.ones(number, np.float32)
     return {n: c.reshape(micro_batches, -1, *c.shape[1:]) for n, c in columns.items()}
 
 
@@ -43,18 +43,24 @@ def micro_batch(number: int) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def plain():
-    return engine_of(model=NO_DROPOUT)[0]
+    return untraced(settings_of("1x1", model=NO_DROPOUT))[0]
 
 
 @pytest.fixture(scope="module")
-def pipelines():
-    return engine_of("2x2")[0]
+def run():
+    """A run in two pipelines."""
+    return untraced(settings_of("2x2"))
+
+
+@pytest.fixture(scope="module")
+def pipelines(run):
+    return run[0]
 
 
 def test_micro_batches_have_the_gradient_of_one_large_batch(plain):
     sums, expected = accumulate(plain, examples(8))
     # Their numbers of masked positions differ, so a mean of their means would be another gradient.
-    their_sums, gradient = accumulate(plain, examples(8, 8))
+    their_sums, gradient = accumulate(plain, examples(8, 4))
     assert_close(gradient, expected, 1e-6)
     assert their_sums["mlm_loss"] == pytest.approx(sums["mlm_loss"], rel=1e-6)
 
@@ -66,7 +72,6 @@ def test_dropout_depends_on_the_index_of_the_micro_batch_and_on_nothing_else(pip
     assert any(np.abs(gradient - other[name]).max() > 1e-4 for name, gradient in first.items())
     # After two micro-batches without weight in the loss, the next two are those of index 6.
     batch = {name: np.concatenate([c, c]) for name, c in examples(4, 2).items()}
-    batch["next_sentence_weights"] = np.ones(batch["next_sentence_labels"].shape, np.float32)
     for name in ("masked_lm_weights", "next_sentence_weights"):
         batch[name][:2] = 0.0
     alone = {name: column[2:] for name, column in batch.items()}
@@ -89,7 +94,7 @@ def products_of(engine) -> int:
 
 def test_recomputation_in_the_last_stage_really_runs_the_forward_pass_again(plain):
     """If the graph optimizer merged the two passes, all activations would be alive after all."""
-    again, _ = engine_of(model=NO_DROPOUT, parallel={"recompute": True})
+    again, *_ = untraced(settings_of("1x1", model=NO_DROPOUT, parallel={"recompute": True}))
     # One more forward pass of every block but the last: the products of two layers and the pooler.
     assert products_of(again) - products_of(plain) >= 2 * 6
 
@@ -165,40 +170,47 @@ def test_a_device_that_fails_in_the_update_does_not_leave_the_others_waiting():
     assert done.stdout == "raised no room\n", done.stderr
 
 
-NAP = 0.05
-asleep: list[np.ndarray] = []
-together: list[int] = []
-"""How many stages sleep whenever one falls asleep."""
-
-
-def sleep_through(hidden, batch, key):
-    """Take time without using a core, as another device would."""
-
-    def wait(value):
-        asleep.append(value)
-        together.append(len(asleep))
-        time.sleep(NAP)
-        asleep.pop()
-        return value
-
-    awake = tf.numpy_function(wait, [tf.stop_gradient(hidden)], hidden.dtype)
-    awake.set_shape(hidden.shape)
-    return hidden + 0.0 * awake
-
-
-sleep_through.trace_key = "sleep"
-
-
-def test_stages_on_different_devices_work_at_the_same_time():
+def test_stages_on_different_devices_work_at_the_same_time(pipelines, monkeypatch):
     micro_batches = 8
-    engine, *_ = untraced(settings_of("gather alone", parallel={"recompute": True}))
-    for stage in engine.replicas[0][:-1]:
-        stage.body.append(sleep_through)
-        stage.trace_functions()
-    batch = examples(2 * micro_batches, micro_batches)
-    counts = count(batch, PretrainingHeads.COUNTS)
-    engine.compile_stages(batch, counts)
-    together.clear()
-    engine.accumulate(batch, 0, counts, 1.0)
-    # Forward, and again in the backward pass.
-    assert len(together) == 2 * 3 * micro_batches and max(together) == 3
+    asleep, together = [], []
+
+    def napping(work):
+        def nap(*inputs):
+            asleep.append(work)
+            together.append(len(asleep))
+            time.sleep(0.05)  # without using a core, as another device would
+            asleep.pop()
+            return work(*inputs)
+
+        return nap
+
+    stages = [stage for row in pipelines.replicas for stage in row]
+    for stage in stages:
+        for name in ("forward", "backward", "forward_backward"):
+            monkeypatch.setattr(stage, name, napping(getattr(stage, name)))
+    accumulate(pipelines, examples(4 * micro_batches, 2 * micro_batches))
+    # The last stages run forward and backward together.
+    assert len(together) == 2 * 5 * micro_batches and max(together) == len(stages)
+    assert not asleep
+
+
+def test_a_gradient_that_overflows_on_one_replica_updates_no_weight_on_any(run, monkeypatch):
+    engine, state, step, reader = run
+    before = {name: weight.numpy().copy() for name, weight in state.weights.items()}
+    # Of the second replica alone, whose micro-batches the first one does not have.
+    poisoned = engine.replicas[1][0].accumulators["hid_0/attention/query/kernel"]
+    all_reduce = engine.all_reduce_gradients
+
+    def poison_and_reduce():
+        poisoned.assign_add(np.full(poisoned.shape, np.nan, np.float32))
+        return all_reduce()
+
+    monkeypatch.setattr(engine, "all_reduce_gradients", poison_and_reduce)
+    batch = reader[0]
+    batch["next_sentence_weights"] = np.ones(batch["next_sentence_labels"].shape, np.float32)
+    assert step(batch)["skipped"] == 1
+    for name, weight in state.weights.items():
+        for replica in weight.variables:
+            np.testing.assert_array_equal(replica.numpy(), before[name])
+    assert not any(moment.numpy().any() for moment in state.slots.values())
+    assert not any(stage.has_gradients for row in engine.replicas for stage in row)
