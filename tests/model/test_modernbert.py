@@ -35,9 +35,11 @@ def randomize(layer):
     return draw
 
 
-def test_one_graph_for_all_lengths_computes_as_a_graph_for_each(config, blocks, queries_apart):
+def test_one_graph_for_all_lengths_computes_as_a_graph_for_each(config, queries_apart):
     """Its outputs are those of all scores, and it has the branches that save memory."""
     import tensorflow as tf
+
+    blocks = random_blocks(config.model_copy(update={"num_hidden_layers": 2}))  # global, local
 
     def encoder(columns):
         return hidden_of(blocks[:-1], columns)

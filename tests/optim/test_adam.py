@@ -21,7 +21,7 @@ from bert_cli.parallel.tensorflow.update import random_bits
 
 LAMB, ADAMW = OPTIMIZERS["LAMB"], OPTIMIZERS["AdamW"]
 STEPS = 50
-SHAPES = [(), (1,), (3, 5), (2, 3, 4)]
+SHAPES = [(), (1,), (2, 3, 4)]
 RULES = [Rule(decays, adapts) for decays, adapts in itertools.product([True, False], repeat=2)]
 RULES += [Rule(True, True, 0.25)]
 NO_DECAY = OptimizerOpts.model_fields["no_weight_decay"].get_default(call_default_factory=True)
@@ -90,11 +90,12 @@ RATES = [float(np.float32(0.01 * (1 - step / STEPS))) for step in range(STEPS)]
     ],
 )
 def test_fifty_updates_equal_the_papers_formulas(numbers):
-    drawn = [draws(shape, seed) for seed, shape in enumerate(SHAPES)]
+    cases = [(*draws((3, 5), 2), rule) for rule in RULES]
+    cases += [(*draws(shape, seed), RULES[0]) for seed, shape in enumerate(SHAPES)]
     # A weight of zeros, and gradients of zero, have a trust ratio of 1.
-    drawn += [(np.zeros((3, 4)), draws((3, 4), 3)[1])]
-    drawn += [(start, np.zeros((STEPS, 2, 2))) for start in (np.zeros((2, 2)), np.ones((2, 2)))]
-    cases = [(weight, gradients, rule) for weight, gradients in drawn for rule in RULES]
+    special = [(np.zeros((3, 4)), draws((3, 4), 3)[1])]
+    special += [(start, np.zeros((STEPS, 2, 2))) for start in (np.zeros((2, 2)), np.ones((2, 2)))]
+    cases += [(*drawn, rule) for drawn in special for rule in (RULES[0], RULES[2])]
     weights, gradients, rules = zip(*cases, strict=True)
     ours = our_updates(weights, gradients, RATES, numbers, rules)
     for got, (weight, gradients, rule) in zip(ours, cases, strict=True):
