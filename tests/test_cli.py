@@ -43,6 +43,8 @@ def test_help_version_and_an_unknown_command(bert, capsys):
     text = bert("--version").out
     assert text.startswith("bert ") and "\npython 3." in text and "tensorflow 2.21" in text
     assert "did you mean 'pretrain'?" in bert("pre-train", code=2).err
+    known = "bert search (mak): is no command; use one of make, "
+    assert known in bert("search", "mak", code=2).err
     for name in COMMANDS:
         with pytest.raises(SystemExit) as end:
             main([*name.split(), "--help"])

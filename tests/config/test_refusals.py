@@ -10,6 +10,7 @@ OPEN = f"{TINY} --dataset-dir x"
 LONG = "9" * 400
 STEP = RUN | {"global_batch": {"micro_batch_size": 4, "examples_per_step": 64}}
 STEP |= {"total_num_train_samples": 540}
+ACCUMULATED = {"grad_acc_steps_per_replica": 3}
 OFFLOAD = {"parallel": {"optimizer_state_offload": True}}
 REFUSALS = [
     ("pretrain --precison float16", "(--precison): no such flag; did you mean '--precision'?"),
@@ -49,6 +50,9 @@ REFUSALS = [
     ("extract dump ''", "out: is empty; use a path, '.' for the current folder"),
     ("runs ''", "folders: is empty"),
     ("predict ''", "model: is empty"),
+    ("predict m a --question b --context c", "question (--question): cannot be combined with text; use one of them"),
+    ("predict m --question b --context c --input d", "input (--input): cannot be combined with question"),
+    ("classify --class-weights '{\"spam\": }'", "class_weights (--class-weights): "),
     ("tokenize in out --vocab ''", "vocab (--vocab): is empty"),
     (f"vocab in out --size {10**12}", "size (--size): got 1000000000000; use a number from 100 to"),
     ("vocab in out --size +5", "size (--size): got +5 without --extend"),
@@ -66,11 +70,13 @@ REFUSALS = [
     (f"{OPEN} --parallel.pipeline-stages '[[\"hid*99999999999\"]]'", "which is not a block"),
     (f"{OPEN} --num-epochs 2 --total-num-train-samples 40", "both set the length"),
     ("squad --num-epochs 5 --total-num-train-samples 40", "both set the length"),
+    ("pretrain", "extends (c.json): got ['base.json']; write the name of one", {"extends": ["base.json"]}),
     ("pretrain --config .", "--config (.): no such file"),
     ("pretrain", "extends in c.json (bases.json): no such file; did you mean 'base.json'?", {"extends": "bases.json"}),
     ("pretrain --config base.jsn", "did you mean 'base.json'?"),
     ("pretrain --config pretrain_base_128_phase_1", "did you mean 'pretrain_base_128_phase1'?"),
     ("pretrain --global-batch.micro-batch-size 5", "64 cannot be divided into micro-batches of 5", STEP),
+    ("pretrain", "64 differs from the product of the other three", merged(STEP, {"global_batch": ACCUMULATED})),
     ("pretrain --global-batch.micro-batch-size=auto --global-batch.grad-acc-steps-per-replica 3",
      "auto computes the accumulation", STEP),
     ("pretrain", "parallel.optimizer_state_offload (c.json): has no effect", {"extends": "base.json"} | OFFLOAD),
@@ -125,6 +131,8 @@ def layout(stages: list[list[str]], devices: list[int]) -> dict:
         (layout([["emb", "hid*2", *LAST]], [0, 1]), "lists 2 devices for 1 stage; set one for each stage"),
         (layout([["emb"], ["hid*2", *LAST]], [1, 1]), "[1, 1] leaves a device out"),
         ({"parallel": {"pipeline_stages": [["emb", "hid*2", *LAST]]}}, "pipeline_stages (c.json): needs pipeline_dev"),
+        ({"parallel": {"pipeline_device_mapping": [0]}}, "device_mapping (c.json): needs pipeline_stages"),
+        ({"bert_config": {"architecture": "brt"}}, "architecture (c.json): got 'brt'; input should be 'bert' or"),
         ({"dataset_dir": "s3://a/b"}, "dataset_dir (c.json): s3://a/b is an address, but this command needs local"),
         ({"engine": "jax", "compile": "nothing"}, "compile (c.json): has no effect without engine tensorflow"),
         ({"engine": "jax", "parallel": {"tensor": 5}}, "5 does not divide bert_config.num_attention_heads (12); choo"),

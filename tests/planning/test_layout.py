@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import product
 
 import pytest
 from support.settings import small_run
@@ -126,6 +127,27 @@ def test_a_proposal_has_the_same_examples_and_fits(name):
         assert chosen.global_batch.replicas * len(estimate(chosen)) <= devices
         assert all(one.total <= layout.USABLE * gigabytes * GB for one in estimate(chosen))
         assert all(stage.count("hid") for stage in stages_of(chosen)[0][1:-1])
+
+
+@pytest.mark.parametrize(("name", "devices", "even"), [(BASE, 2, 6), (BASE, 3, 4), (LARGE, 3, 8)])
+def test_layers_are_divided_evenly_where_they_fit_and_fit_wherever_a_division_does(
+    name, devices, even
+):
+    given = shipped(name)
+    mapping = [*range(devices), 0]
+
+    def fullest(stages):
+        on = (memory.on_device(given, stages, mapping, device) for device in range(devices))
+        return max(one.total for one in on)
+
+    layers = given.bert_config.num_hidden_layers
+    counts = (row for row in product(range(layers + 1), repeat=devices + 1) if sum(row) == layers)
+    divisions = [layout.laid_stages(row, given.head.last_blocks) for row in counts]
+    middle = [["hid"] * even] * (devices - 1)
+    assert layout._divide(given, mapping, math.inf)[1:devices] == middle
+    least = min(map(fullest, divisions))
+    assert least < fullest(layout._divide(given, mapping, math.inf))
+    assert fullest(layout._divide(given, mapping, least)) == least
 
 
 def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():

@@ -150,6 +150,30 @@ def test_settings_of_sentence_transformers_are_applied(file, changes, values, tm
 
 
 @pytest.mark.parametrize(
+    ("prompts", "pair"),
+    [
+        ({}, ("", "")),
+        ({"query": "q: "}, ("q: ", "")),
+        ({"query": "q: ", "corpus": "c: "}, ("q: ", "c: ")),
+        ({"corpus": "c: ", "passage": "p: "}, ("", "p: ")),
+        ({"passage": "p: ", "document": "d: ", "query": "q: "}, ("q: ", "d: ")),
+    ],
+)
+def test_a_prompt_is_read_by_its_name_and_refused_where_pooling_excludes_it(
+    prompts, pair, tmp_path
+):
+    folder = folder_of(tmp_path, DEFAULTS, {"prompts": prompts})
+    assert embeddings.read_prompts(folder) == pair
+    described = json.loads((folder / POOLING).read_text())
+    (folder / POOLING).write_text(json.dumps(described | {"include_prompt": False}))
+    if any(pair):
+        with pytest.raises(CheckpointError, match="include_prompt False"):
+            embeddings.read_prompts(folder)
+    else:
+        assert embeddings.read_prompts(folder) == pair
+
+
+@pytest.mark.parametrize(
     "case",
     [
         ("modules.json", {}, "3_More", f"{PACKAGE}.Dense"),

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from bert_cli.data.io.arrays import read_arrays, write_arrays
+from bert_cli.data.io.arrays import NAMES, read_arrays, write_arrays
 from bert_cli.errors import DataError
 
 
@@ -30,5 +30,8 @@ def test_a_flipped_bit_is_an_error_or_changes_no_array(tmp_path):
             name: (of.dtype, of.tolist()) for name, of in arrays.items()
         }, place
     assert detected > len(places) / 2
+    np.savez(tmp_path / "lost.npz", **{NAMES: np.array(["a", "b"]), "a": np.zeros(2)})
+    with pytest.raises(DataError, match=r"lost.npz: is damaged \(arrays are missing\)"):
+        read_arrays(tmp_path / "lost.npz")
     with pytest.raises(FileNotFoundError):
         read_arrays(tmp_path / "absent")

@@ -114,6 +114,8 @@ def test_lines_that_their_author_broke_stay(tmp_path):
     kept = ["CHAPTER I", "In which we start", *SONNET.splitlines(), "```sh"]
     kept += [*WRAPPERS["80"](PARAGRAPHS[0]).splitlines(), "```"]
     (tmp_path / "a").write_text("\n".join([prose, "", *kept, "", prose]))
+    # Long items of a list say nothing about the margin of the prose.
+    assert margins_of(f"{prose}\n\n{text['a list of long items']}") == margins_of(prose) == (80,)
     lines = lines_of(tmp_path / "a")
     start = lines.index("CHAPTER I")
     assert lines[start:-20] == kept
@@ -292,8 +294,11 @@ def test_lines_that_cannot_be_joined_are_named(tmp_path, capsys):
         ("> The keeper winds the clock once in a night", "The bell rings.", False),
     ],
 )
-def test_a_line_continues_another_that_was_broken_at_the_margin(first, second, is_one):
-    lines = list(Joiner("", (45,)).paragraphs([first, second]))
+@pytest.mark.parametrize("margins", [(45,), (70, 45)], ids=str)
+def test_a_line_continues_another_that_was_broken_at_a_margin(first, second, is_one, margins):
+    # An indented first line may be shorter than it was when it was wrapped: only the widest margin shows it.
+    is_one = is_one and not (first.startswith("   ") and len(margins) > 1)
+    lines = list(Joiner("", margins).paragraphs([first, second]))
     assert len(lines) == (1 if is_one else 2)
 
 
@@ -311,9 +316,11 @@ def test_lines_of_a_proportional_font_have_no_margin():
 
 
 def test_hyphens_of_options_and_names_stay():
-    text = "The latitude of a non‐existent XftColor is re‐\\nturned by the keeper."
+    text = "The latitude of a non‐existent XftColor is re‐\nturned by the keeper."
     join = Joiner(text, (40,))._join
     assert join("it is re‐", "turned") == "it is returned"
+    assert join("oil the lan‐", "tern") == "oil the lantern"
+    assert join("oil the lan-", "tern") == "oil the lan-tern"  # beside true hyphens
     assert join("with --sort-", "key") == "with --sort-key"
     assert join("an Xft‐", "Color") == "an XftColor"
     assert join("the LD_PRE‐", "LOAD") == "the LD_PRELOAD"

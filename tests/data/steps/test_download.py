@@ -135,6 +135,10 @@ def test_a_dump_arrives_under_its_dated_name_and_is_fetched_once(server, tmp_pat
     fetch(server, tmp_path, date)
     assert len(server.dump_requests) == 1
     assert read_manifest(tmp_path)["sha1"] == SHA1
+    (tmp_path / NAME).write_bytes(BODY[1:])
+    with pytest.raises(DataError, match=f"{NAME}.*exists, but its SHA-1 is not the listed {SHA1}"):
+        fetch(server, tmp_path, date)
+    assert (tmp_path / NAME).read_bytes() == BODY[1:]
 
 
 def test_a_busy_server_is_asked_again_and_a_broken_connection_resumed(server, tmp_path, capsys):

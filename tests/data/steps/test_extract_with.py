@@ -83,6 +83,8 @@ def test_a_crash_of_wikiextractor_ends_the_step_with_the_pages_of_the_chunk(tmp_
 def test_a_program_that_fails_ends_the_step(tmp_path, body, problem):
     with pytest.raises(DataError, match=problem):
         extract_with(tmp_path, 4, body)
+    with pytest.raises(OSError, match="No space left on device"):
+        extract_with(tmp_path, 4, "sys.exit('No space left on device')")
 
 
 def test_a_program_that_is_missing_is_refused(tmp_path, monkeypatch):
@@ -97,12 +99,16 @@ def test_a_program_that_is_missing_is_refused(tmp_path, monkeypatch):
             run(source, tmp_path / "out", **{"with": words})
 
 
-def test_lost_pages_are_counted_and_named(tmp_path):
-    manifest = extract_with(tmp_path, 3, "block('Article 2', 2)")
+@pytest.mark.parametrize(
+    ("pages", "names"),
+    [(3, ""), (4, ", 4 'Article 4'"), (5, ", 4 'Article 4', ...")],
+)
+def test_lost_pages_are_counted_and_three_are_named(tmp_path, pages, names):
+    manifest = extract_with(tmp_path, pages, "block('Article 2', 2)")
     counts = manifest["counts"]
-    assert (counts["documents"], counts["pages_lost"]) == (1, 2)
-    note = "AA/wiki_00: 2 of 3 pages are missing from the output (1 'Article 1', 3 'Article 3')"
-    assert manifest["notes"] == [note]
+    assert (counts["documents"], counts["pages_lost"]) == (1, pages - 1)
+    lost = f"AA/wiki_00: {pages - 1} of {pages} pages are missing from the output"
+    assert manifest["notes"] == [f"{lost} (1 'Article 1', 3 'Article 3'{names})"]
 
 
 def test_a_program_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):

@@ -430,3 +430,6 @@ def test_a_script_of_many_characters_gets_as_many_as_cover_its_text(tmp_path):
     for size, expected in ((8000, 1600), (4800, 1200), (1200, 1000)):
         pieces = found(train(tmp_path, f"v{size}", size, lines)).pieces
         assert sum(piece in pieces for piece in kanji) == expected, size
+    with pytest.raises(ConfigError, match=r"--size \(1004\): .* 1005 special .*at least 1005$"):
+        train(tmp_path, "less", 1004, lines)
+    assert len(found(train(tmp_path, "least", 1005, lines)).pieces) == 1005
