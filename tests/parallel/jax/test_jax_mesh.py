@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.processes import wait_for
@@ -17,6 +18,7 @@ import bert_cli
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes, Rendezvous
 from bert_cli.parallel.jax import mesh as runtime
+from bert_cli.parallel.jax.forward import LOOPS
 from bert_cli.parallel.jax.mesh import devices_here, open_mesh
 from bert_cli.parallel.runtime import Layout
 
@@ -198,6 +200,13 @@ def test_a_layout_that_does_not_fit_the_gpus_is_rejected(monkeypatch):
     monkeypatch.setattr(runtime, "visible_gpus", lambda environment: ["0", "1"])
     with pytest.raises(DeviceError, match=r"needs 4 GPUs, but finds 0; .*parallel.layout auto"):
         open_mesh(Processes(()), Layout(replicas=2, tensor_shape=(2, 1)), Rendezvous())
+
+
+def test_equal_layers_run_in_a_loop_on_tpus_alone(monkeypatch):
+    platforms = {"cuda": "GPU", "gpu,cpu": "GPU", "tpu": "TPU", "cpu": "CPU", "other": "CPU"}
+    for name, kind in platforms.items():
+        monkeypatch.setattr(runtime.jax, "config", SimpleNamespace(jax_platforms=name))
+        assert runtime._kind() == kind and LOOPS[kind] == (kind == "TPU")
 
 
 def test_a_machine_without_accelerator_divides_its_memory_among_its_processes():

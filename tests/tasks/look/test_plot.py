@@ -112,6 +112,8 @@ def test_any_metrics_are_drawn_without_a_warning_and_a_cross_where_they_are_not_
         for title, panels in pictures_of(runs).items():
             svg = draw(title, panels, runs, ["run", "empty"], 5)
             if title == "Loss":
+                if name == "nothing finite":
+                    assert re.search("text-anchor: middle[^<]*no finite value</text>", svg)
                 crosses[name] = len(re.findall(r'<use [^>]*style="fill: #0072b2', svg))
     assert crosses["a gap"] == crosses["nothing finite"] == 1 and crosses["constant"] == 0
 
@@ -140,6 +142,8 @@ def test_a_page_has_its_pictures_and_tables_and_fetches_nothing(tmp_path, write_
     assert rows["seed"] == ["1", "2", "1"]
     assert rows["rate"] == ["not set", "null", "not set"]
     assert rows["note"] == [bad, "not set", "not set"]
+    assert rows["folder"] == [str(tmp_path / name) for name in "abc"]
+    assert rows["command"] == [run.kind for run in runs]
     assert rows["state"] == ["done", "killed", "empty, no step yet"]
     assert rows["mlm loss, mean of the last 5"] == ["4.0000", "5.0000", ""]
     assert "Settings that differ" not in page_of(runs[:1], ["a"], {}, 1)

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from support.hf_models import Models, need
 
 from bert_cli.cli import main
 from bert_cli.tasks.model import models as sources
-from bert_cli.tasks.model import runtimes
+from bert_cli.tasks.model import opened, runtimes
 
 TEXT = "the [MASK] sat on the mat in paris"
 NUMPY = {
@@ -63,6 +64,12 @@ def test_numpy_answers_texts_of_several_threads_in_their_order(name, folders, tm
         assert more or "by NumPy; 9 inputs" in err
         answers.append([json.loads(line) for line in out.splitlines()])
     assert answers[0] == words_of(answers[1])
+
+
+def test_a_model_without_segments_has_no_input_for_them():
+    inputs = ["input_ids", "attention_mask", "token_type_ids"]
+    for segments, expected in ((0, inputs[:2]), (1, inputs[:2]), (2, inputs), (3, inputs)):
+        assert opened.inputs_of(SimpleNamespace(type_vocab_size=segments)) == expected
 
 
 def test_many_texts_are_left_to_an_engine_where_one_is_installed(folders, monkeypatch):

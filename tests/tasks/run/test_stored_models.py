@@ -1,7 +1,9 @@
 """Models on disk: what reads a checkpoint verifies it, and a vocabulary may have padding rows."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +20,9 @@ from support.tiny_models import (
 
 from bert_cli.cli import main
 from bert_cli.data.tokens.tokenizer import TokenizerFolder
+from bert_cli.errors import ConfigError
 from bert_cli.tasks.model import models
+from bert_cli.tasks.run import start
 from bert_cli.train.checkpoint import MODEL, complete_checkpoints
 
 
@@ -37,6 +41,29 @@ def home(tmp_path_factory):
     write_model(home / "model")
     write_records(home / "records", SENTENCES, home / "model")
     return home
+
+
+@pytest.mark.parametrize("scaling", ["unit", None])
+def test_the_line_of_a_start_has_all_that_is_not_as_in_the_model(scaling, home, monkeypatch):
+    source = models.find_source(str(home / "model"))
+    source = replace(source, described=source.described | {"scaling": scaling}, replaced={7: [1]})
+    monkeypatch.setattr(start, "load_weights", lambda *_, **__: (["pool", "heads"], ["glue_head"]))
+    order = SimpleNamespace(bert_config=source.config, unit_scaling=None)
+    expected = [f"starts from the weights in {home / 'model'}", "trained with scaling unit"]
+    expected += [
+        "1 new piece, each starting as the mean of the embeddings of the pieces it replaces"
+    ]
+    expected += ["new weights from the seed: pool, heads", "not loaded: glue_head"]
+    if scaling is None:
+        del expected[1]
+    assert start.load_pretrained(source, order, {}).split("; ") == expected
+    order.unit_scaling = "unit"
+    monkeypatch.setattr(start, "factors_of", lambda order: {})
+    if scaling is None:
+        with pytest.raises(ConfigError, match=r"model/config.json were trained with no scaling"):
+            start.load_pretrained(source, order, {})
+    else:
+        assert start.load_pretrained(source, order, {}).split("; ") == expected
 
 
 # --- vocabularies with padding rows
