@@ -106,10 +106,12 @@ class Bench:
         if fault.kind == "wrong default" and ".get(" not in fault.old:
             names = set[str]().union(*(lines.get(n, ()) for n in range(first + 1, last + 1)))
         if first == 1:
-            names = self.lines.tests_with_word(fault.old.strip().split(":")[0].split(" ")[0])
+            word = fault.old.strip().split(":")[0].split(" ")[0].strip("\"'")
+            names |= self.lines.tests_with_word(word)
         if not names:  # a child that was killed or has another environment is not in the map
-            folder = f"tests/{Path(fault.file).parent.relative_to('bert_cli').as_posix()}/"
-            names = {name for name in self.lines.seconds if name.startswith(folder)}
+            _, top, *below = Path(fault.file).parts
+            prefix = f"tests/{top}/" if below else f"tests/test_{top}"
+            names = {name for name in self.lines.seconds if name.startswith(prefix)}
         chosen: list[str] = []
         left = self.cap
         for name in sorted(names, key=self.lines.seconds.__getitem__):
@@ -225,7 +227,13 @@ def main() -> int:
     command.add_argument(
         "--slow", action="store_true", help="slow tests of the folder where no daily test is"
     )
-    command.add_argument("--under", nargs="+", default=["data", "tasks", "parallel", "train"])
+    command.add_argument(
+        "--under",
+        nargs="+",
+        default=["data", "tasks", "parallel", "train"],
+        metavar="PATH",
+        help="folders and files of the package, as data or files.py",
+    )
     options, words = parser.parse_known_args()
     if options.command == "map":
         return LineTests(options.map).measure(ROOT, words)

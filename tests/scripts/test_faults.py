@@ -103,6 +103,8 @@ def test_faults_that_tests_see_and_do_not_see_are_told_apart(tmp_path):
         "bert_cli/__init__.py": "",
         "bert_cli/data/__init__.py": "",
         "bert_cli/data/ages.py": ages,
+        "bert_cli/limits.py": '"""Limits."""\n\nLIMITS = {\n    "low": lambda age: age < 3,\n}\n',
+        "tests/test_limits.py": "def test_limits():\n    pass\n",
         "tests/data/test_ages.py": f"import time\n\nfrom bert_cli.data import ages\n{tests}",
         # What every judgement imports first takes half a minute, and this tree needs none of it.
         **{f"{name}.py": "" for name in ("jax", "keras", "tensorflow", "torch")},
@@ -123,7 +125,7 @@ def test_faults_that_tests_see_and_do_not_see_are_told_apart(tmp_path):
         assert done.returncode == (words[0] == "map"), done.stderr  # the test that always fails
         return done.stdout
 
-    assert "1 failed, 3 passed" in faults("map")
+    assert "1 failed, 4 passed" in faults("map")
     out = faults("run", "--under", "data", "--cap", "0.4")
     found = re.findall(
         r"^ +\d+ (\w+(?: executed)?) +(\S+) +bert_cli/data/ages.py:(\d+)  (\d) tests", out, re.M
@@ -137,6 +139,8 @@ def test_faults_that_tests_see_and_do_not_see_are_told_apart(tmp_path):
     assert "     -     return age < years\n     +     return age <= years\n" in out
     assert re.search(r"^all +3 +1 +1 +1$", out, re.M)
     assert "1 tests (1 longer ones left out)" in out
+    out = faults("run", "--under", "limits.py")
+    assert re.search(r" not executed boundary +bert_cli/limits.py:4  1 tests", out)
     out = faults("run", "--under", "data", "--only", "bert_cli/data/ages.py:8")
     assert re.search(r" caught .*test_long$", out, re.M)
     assert (tree / "bert_cli/data/ages.py").read_text() == ages
