@@ -1,11 +1,16 @@
 """What settings write into files, and the settings of a measurement."""
 
+import json
+from pathlib import Path
+
 from support.orders import order
 from support.settings import RUN
 
+from bert_cli.commands import COMMANDS
 from bert_cli.config.data import TokenizeSettings
 from bert_cli.planning.layout import propose
 from bert_cli.settings.markers import recorded
+from bert_cli.settings.settings import Settings
 
 
 def test_a_run_writes_the_settings_of_its_architecture_alone(tmp_path, monkeypatch):
@@ -32,3 +37,20 @@ def test_a_manifest_records_the_marked_settings():
     assert manifest["masking"] == "static" and manifest["random_seed"] == 12345
     assert manifest["nsp"] is False and manifest["cased"] is False
     assert not {"input", "out", "vocab", "processes", "executor"} & {*manifest}
+
+
+def test_the_numbers_and_switches_of_all_settings_have_their_defaults():
+    """A changed default changes every run that does not set it: the changelog calls it Breaking."""
+    for command in COMMANDS.values():
+        if command.module:
+            command.settings_class()
+    kinds = [Settings]
+    found = {}
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        fields = kind.model_fields.items() if kind.__module__.startswith("bert_cli.") else ()
+        own = {name: field.default for name, field in fields if name in kind.__annotations__}
+        values = {n: v for n, v in own.items() if isinstance(v, bool | int | float)}
+        if values:
+            found[kind.__name__] = values
+    assert found == json.loads(Path(__file__).with_name("defaults.json").read_text())

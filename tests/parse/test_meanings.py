@@ -93,6 +93,7 @@ MEANINGS: Meanings = {
         # Until the memory is known.
         (AUTO, STEP, BATCH, (1, 1, 64, 64)),
         (AUTO, SMALL, "global_batch.examples_per_step", 1 * 2 * 3),
+        *((AUTO, RUN | {"global_batch": {size: 5}}, "global_batch.examples_per_step", 5) for size in SIZES[:3]),
     ],
     "a length replaces the one of the file below": [
         ("pretrain", {"extends": "base.json"}, LENGTH, (540, None)),
