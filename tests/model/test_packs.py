@@ -5,6 +5,7 @@ import pytest
 from support.model_inputs import counts_of, gradients_of, hidden_of, make_examples, random_blocks
 
 from bert_cli.data.records.formats import pack_columns
+from bert_cli.model.bert.encoder import MeanPooling
 from bert_cli.model.build import build_blocks
 
 
@@ -47,6 +48,19 @@ def test_the_loss_logits_and_gradients_of_a_pack_are_those_of_its_sequences(
     for name, gradient in gradients.items():
         scale = 0.2 if name.endswith("key/bias") else np.linalg.norm(gradient)
         assert np.linalg.norm(packed_gradients[name] - gradient) < 5e-6 * scale, name
+
+
+def test_the_mean_of_each_text_of_a_pack_is_that_of_its_tokens():
+    numbers = np.array([[1, 1, 1, 2, 2, 0], [1, 2, 3, 3, 3, 0]], np.int32)
+    hidden = np.random.default_rng(5).standard_normal((2, 6, 4)).astype(np.float32)
+    batch = {"input_mask": numbers, "next_sentence_positions": np.zeros((2, 3), np.int32)}
+    expected = [
+        row[text == n].mean(0) if n in text else np.zeros(4)
+        for row, text in zip(hidden, numbers, strict=True)
+        for n in (1, 2, 3)
+    ]
+    means = MeanPooling.call(None, hidden, batch, None)
+    np.testing.assert_allclose(means, np.stack(expected)[:, None], atol=1e-6)
 
 
 def test_no_example_depends_on_padding(model):
