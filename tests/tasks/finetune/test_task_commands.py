@@ -38,6 +38,7 @@ def base(tmp_path_factory):
 
 def train(base, run, *words, model="model"):
     words += ("--pretrained-ckpt-path", base / model, "--save-ckpt-path", base / run)
+    words += ("--evaluate-every-steps", 1000)  # at the end alone
     assert main([*map(str, words), *COMMON, "--cache-dir", str(base / "cache")]) == 0
     return base / run
 
