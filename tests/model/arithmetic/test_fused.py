@@ -52,10 +52,12 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize(
-    ("dtype", "drops"), [("float32", True), ("float32", False), ("float16", True)]
-)
+HAVE_DROPOUT = ("end of a sublayer", "attention probabilities")
+FORMS = [(chain, dtype, True) for chain in CHAINS for dtype in ("float32", "float16")]
+FORMS += [(chain, "float32", False) for chain in HAVE_DROPOUT]
+
+
+@pytest.mark.parametrize(("chain", "dtype", "drops"), FORMS)
 def test_a_compiled_chain_is_the_plain_one(chain, dtype, drops):
     function, shapes = CHAINS[chain]
     kinds = {1: "float16" if dtype == "float16" else "float32"}
