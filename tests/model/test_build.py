@@ -1,6 +1,7 @@
 """The list of blocks: names, first values, and the freedom to build them apart."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from bert_cli.model.build import (
@@ -8,6 +9,7 @@ from bert_cli.model.build import (
     build_blocks,
     initial_value,
     named_weights,
+    repeated_parts,
 )
 
 
@@ -26,3 +28,18 @@ def test_first_values_are_cut_off_at_two_deviations():
     assert np.abs(values).max() <= 0.04
     for leaf, value in (("gamma", 1), ("bias", 0), ("beta", 0)):
         assert (initial_value(1984, f"a/{leaf}", (3,), 0.02) == value).all()
+
+
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        ("", []),
+        ("a", [(1, 1)]),
+        ("abb", [(1, 1), (1, 2)]),
+        ("eaaap", [(1, 1), (1, 3), (1, 1)]),
+        ("egllgllgp", [(1, 1), (3, 2), (1, 1), (1, 1)]),
+        ("abab", [(2, 2)]),
+    ],
+)
+def test_parts_that_repeat_are_found(keys, parts):
+    assert repeated_parts(keys) == parts
