@@ -21,7 +21,13 @@ skipped: set[str] = set()
 
 def coverage_init(registry: Any, options: dict[str, Any]) -> None:
     """Start a context for the name that the environment has, and one for every new name."""
-    from coverage import Coverage
+    from coverage import Coverage, CoveragePlugin
+
+    class FirstContext(CoveragePlugin):
+        """A child gets its configuration from its parent, which began before the test did."""
+
+        def configure(self, config: Any) -> None:
+            config.set_option("run:context", os.environ.get(TEST, ""))
 
     def switch(event: str, values: tuple[Any, ...]) -> None:
         if event != "os.putenv" or os.fsencode(values[0]) != os.fsencode(TEST):
@@ -31,6 +37,7 @@ def coverage_init(registry: Any, options: dict[str, Any]) -> None:
             current.switch_context(os.fsdecode(values[1]))
 
     sys.addaudithook(switch)
+    registry.add_configurer(FirstContext())
 
 
 def pytest_runtest_setup(item: Any) -> None:

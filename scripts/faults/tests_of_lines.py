@@ -27,7 +27,6 @@ data_file = {folder}/data
 parallel = true
 patch = subprocess, _exit
 sigterm = true
-context = ${{BERT_FAULTS_TEST-}}
 plugins = faults_contexts
 """
 
