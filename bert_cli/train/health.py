@@ -22,7 +22,7 @@ USED = ("mlm_loss", "tokens", ENTROPY)
 # LABELS masked tokens are counted, in at most MAX_BLOCKS blocks of examples: standard error below 0.01 nats.
 LABELS = 250_000
 MAX_BLOCKS = 64
-# Of few records no more than so many epochs: the next ones have other masks of the same tokens, or the same masks.
+# Later epochs of few records mask the same tokens again.
 EPOCHS = 4
 # Tokens after which the loss must be below the entropy: four times the need of healthy runs. A step counts at most
 # TOKENS_OF_A_STEP tokens.
@@ -44,13 +44,15 @@ REMEDY = (
 
 
 def masked_tokens(stream: ExampleStream) -> Ints:
-    """Return the masked tokens in the first examples of a stream, at least LABELS if EPOCHS have so many.
+    """Return the masked tokens in the first examples of a stream: about LABELS of them, or those of EPOCHS epochs.
 
     They are a function of the records and the seed alone, so every start of a run has the same.
     """
     labels: list[Any] = []
-    assert stream.epoch_size is not None, "synthetic examples are not counted"
-    for block in range(min(MAX_BLOCKS, math.ceil(EPOCHS * stream.epoch_size / BLOCK))):
+    blocks = MAX_BLOCKS
+    if stream.epoch_size is not None:
+        blocks = min(blocks, math.ceil(EPOCHS * stream.epoch_size / BLOCK))
+    for block in range(blocks):
         rows = stream.rows(np.arange(block * BLOCK, (block + 1) * BLOCK))
         labels.append(rows["masked_lm_ids"][rows["masked_lm_weights"] > 0])
         if sum(map(len, labels)) >= LABELS:

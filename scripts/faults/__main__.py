@@ -109,8 +109,8 @@ class Bench:
             word = fault.old.strip().split(":")[0].split(" ")[0].strip("\"'")
             names |= self.lines.tests_with_word(word)
         if not names:  # a child that was killed or has another environment is not in the map
-            _, top, *below = Path(fault.file).parts
-            prefix = f"tests/{top}/" if below else f"tests/test_{top}"
+            file = Path(fault.file).relative_to("bert_cli")
+            prefix = f"tests/{file.parent}/" if file.parent.name else f"tests/test_{file}"
             names = {name for name in self.lines.seconds if name.startswith(prefix)}
         chosen: list[str] = []
         left = self.cap

@@ -52,7 +52,7 @@ REFUSALS = [
     ("predict ''", "model: is empty"),
     ("predict m a --question b --context c", "question (--question): cannot be combined with text; use one of them"),
     ("predict m --question b --context c --input d", "input (--input): cannot be combined with question"),
-    ("classify --class-weights '{\"spam\": }'", "class_weights (--class-weights): "),
+    ("classify --class-weights '{\"spam\": }'", "class_weights (--class-weights): is not a JSON object"),
     ("tokenize in out --vocab ''", "vocab (--vocab): is empty"),
     (f"vocab in out --size {10**12}", "size (--size): got 1000000000000; use a number from 100 to"),
     ("vocab in out --size +5", "size (--size): got +5 without --extend"),

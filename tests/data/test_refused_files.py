@@ -188,6 +188,11 @@ LACKING = [
      rf"\(line 2\): has no column '{column}'")
     for read, name, row in NEEDED for column in row if column != "idx"
 ]  # fmt: skip
+LACKING += [
+    (split_of("wsc"), "dev.json", second_of(WSC, WSC | {"target": None}), "has no object in the column 'target'"),
+    (split_of("csl"), "dev.json", second_of(NEEDED[2][2], NEEDED[2][2] | {"keyword": "ab"}),
+     "has no list of words in the column 'keyword'; download"),
+]  # fmt: skip
 
 
 def question(name="a", start=4, **more):

@@ -106,9 +106,11 @@ def test_the_unigram_entropy_is_that_of_the_labels_whatever_the_vocabulary():
         exact = -(probabilities * np.log(probabilities)).sum()
         assert health.unigram_entropy(stream) == pytest.approx(exact, abs=0.03)
         assert stream.last + 1 == math.ceil(250_000 / (4 * BLOCK)) * BLOCK  # no more is read
-    few = Zipf(probabilities, examples=BLOCK // 2)
-    health.unigram_entropy(few)
+    few = Zipf(np.full(100, 0.01), examples=BLOCK // 2)
+    assert health.unigram_entropy(few) == pytest.approx(math.log(100), abs=0.01)
     assert few.last + 1 == health.EPOCHS * BLOCK // 2
+    synthetic = Zipf(probabilities, examples=None)
+    assert health.unigram_entropy(synthetic) == health.unigram_entropy(Zipf(probabilities))
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ UNLABELLED = 'rows without a label of the annotators ("-"), left out'
 GLUE_FILES = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
 LARGEST_TRAIN_FILE = "train.50k.json"  # of OCNLI, which has no train.json
 LABELS_FILE = "labels.json"
+DOWNLOAD = "download the file again"
 HIGHEST_SIMILARITY = 5.0  # STS-B's similarities are 0 to 5
 
 
@@ -50,22 +51,27 @@ class Task:
 
 def _keywords(row: Row, where: str) -> tuple[str, str]:
     """Return CSL's keywords and its abstract; a pair that is too long loses the end of the abstract."""
-    check_columns(where, ["keyword"], row)
-    return " ".join(row["keyword"]), tables.text_of(row, "abst", where)
+    check_columns(where, ["keyword"], row, DOWNLOAD)
+    keywords = row["keyword"]
+    if not isinstance(keywords, list) or not all(isinstance(word, str) for word in keywords):
+        raise DataError(where, "has no list of words in the column 'keyword'", DOWNLOAD)
+    return " ".join(keywords), tables.text_of(row, "abst", where)
 
 
 def _marked(row: Row, where: str) -> tuple[str]:
     """Return CLUEWSC's text with _the noun_ and [the pronoun] marked, as in CLUE's own baselines."""
     text = tables.text_of(row, "text", where)
-    check_columns(where, ["target"], row)
+    check_columns(where, ["target"], row, DOWNLOAD)
     target = row["target"]
+    if not isinstance(target, dict):
+        raise DataError(where, "has no object in the column 'target'", DOWNLOAD)
     spans = []
     for name, marks in (("span1", "__"), ("span2", "[]")):
         span = tables.text_of(target, f"{name}_text", where)
         begin = target.get(f"{name}_index")
         if not isinstance(begin, int) or not span or text[begin : begin + len(span)] != span:
             problem = f"{name} '{span}' is not at character {begin} of the text"
-            raise DataError(where, problem, "download the file again")
+            raise DataError(where, problem, DOWNLOAD)
         spans.append((begin, begin + len(span), marks))
     # From the right, so that the marks do not shift the other span.
     for begin, end, marks in sorted(spans, reverse=True):
@@ -107,7 +113,7 @@ def read_split(folder: Path, name: str, split: str) -> tables.TextExamples:
             texts.append(tuple(tables.text_of(row, column, where) for column in task.columns))
         ids.append(next((str(row[column]) for column in task.ids if column in row), str(number)))
     if not texts:
-        raise DataError(str(path), "contains no labelled rows", "download the file again")
+        raise DataError(str(path), "contains no labelled rows", DOWNLOAD)
     names = task.label_names
     if names is None and not task.is_regression:
         names = _label_names(path.parent, task)
@@ -154,7 +160,7 @@ def _rows(path: Path, task: Task, remarks: Counter[str], is_labelled: bool) -> t
             remarks[SHORT_ROW] += 1
         else:
             problem = f"has {len(cells)} of {len(columns)} columns"
-            raise DataError(where, problem, "download the file again")
+            raise DataError(where, problem, DOWNLOAD)
 
 
 def _label_names(folder: Path, task: Task) -> tuple[str, ...]:

@@ -164,7 +164,7 @@ def test_a_run_that_fails_or_gives_nothing_leaves_no_manifest(tmp_path):
 def test_prepared_inputs_are_few_at_a_time_and_only_for_missing_shards(tmp_path):
     out = tmp_path / "out"
     shards, prepared = prepared_shards(tmp_path, out)
-    run(shards, out, processes=2)
+    run(shards, out, processes=2, convert=partial(shout, pause=0.05))
     assert [number for number, _ in prepared] == list(range(12))
     assert max(most for _, most in prepared) == 4  # two for each process: none waits for the next
     assert (out / "07").read_text() == "CHUNK 7"
