@@ -129,25 +129,34 @@ def test_a_proposal_has_the_same_examples_and_fits(name):
         assert all(stage.count("hid") for stage in stages_of(chosen)[0][1:-1])
 
 
-@pytest.mark.parametrize(("name", "devices", "even"), [(BASE, 2, 6), (BASE, 3, 4), (LARGE, 3, 8)])
-def test_layers_are_divided_evenly_where_they_fit_and_fit_wherever_a_division_does(
-    name, devices, even
-):
+def fullest(order: TrainSettings, stages: list[list[str]], mapping: list[int]) -> float:
+    return max(memory.on_device(order, stages, mapping, device).total for device in mapping)
+
+
+DIVIDED = [(BASE, 2, 6), (BASE, 3, 4), (LARGE, 3, 8)]
+
+
+@pytest.mark.parametrize(("name", "devices", "layers"), DIVIDED)
+def test_layers_are_divided_evenly_in_the_least_memory_that_allows_it(name, devices, layers):
     given = shipped(name)
     mapping = [*range(devices), 0]
+    even = layout._divide(given, mapping, math.inf)
+    assert even[1:devices] == [["hid"] * layers] * (devices - 1)
+    least = fullest(given, even, mapping)
+    assert layout._divide(given, mapping, least) == even
+    assert layout._divide(given, mapping, least - 1) != even
 
-    def fullest(stages):
-        on = (memory.on_device(given, stages, mapping, device) for device in range(devices))
-        return max(one.total for one in on)
 
+@pytest.mark.parametrize(("name", "devices"), [row[:2] for row in DIVIDED])
+def test_layers_fit_wherever_a_division_of_them_does(name, devices):
+    given = shipped(name)
+    mapping = [*range(devices), 0]
     layers = given.bert_config.num_hidden_layers
     counts = (row for row in product(range(layers + 1), repeat=devices + 1) if sum(row) == layers)
     divisions = [layout.laid_stages(row, given.head.last_blocks) for row in counts]
-    middle = [["hid"] * even] * (devices - 1)
-    assert layout._divide(given, mapping, math.inf)[1:devices] == middle
-    least = min(map(fullest, divisions))
-    assert least < fullest(layout._divide(given, mapping, math.inf))
-    assert fullest(layout._divide(given, mapping, least)) == least
+    least = min(fullest(given, stages, mapping) for stages in divisions)
+    assert least < fullest(given, layout._divide(given, mapping, math.inf), mapping)
+    assert fullest(given, layout._divide(given, mapping, least), mapping) == least
 
 
 def test_replicas_divide_the_micro_batches_and_a_replica_is_in_one_process():
