@@ -29,7 +29,7 @@ SLOW_TIMEOUT = 1500
 """Seconds for a slow test. A busy machine took more than 300 for one that takes 70 on two quiet cores."""
 
 LONGEST_FIRST = (
-    "layouts", "parity", "export", "folds", "calibrated", "finetune", "update", "engine", "task_commands",
+    "layouts", "parity", "export", "folds", "calibrated", "finetune", "engine", "task_commands",
     "small_installation", "extract", "search", "embed_loss", "adam", "windows", "damage", "init",
     "modernbert_commands", "dask_backend", "documents", "published", "pretrain", "average", "serve_search",
     "runner", "byte_level_model", "bench", "encoder", "hostile", "comparison", "evaluate", "resume",
@@ -124,9 +124,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_collection_finish() -> None:
     """Cut the CPU into devices for all layouts that are tested: TensorFlow allows it only once."""
     gc.freeze()  # modules: a collection at the end of a file need not look at them
-    gc.set_threshold(
-        100_000, 20, 50
-    )  # at Python's 700, tracing spends 6 % of its time in collections
+    # At Python's 700, tracing spends 6 % of its time in collections.
+    gc.set_threshold(100_000, 20, 50)
     MEMORY["before"] = resident_bytes()
     if "tensorflow" in sys.modules:
         import tensorflow as tf

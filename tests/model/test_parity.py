@@ -147,12 +147,12 @@ def assert_equal_models(config, kind, blocks, length=SHORT):
 
 
 # One head computes these losses for all architectures.
-OF_BERT_ALONE = "several labels", "regression"
+ONLY_WITH_BERT = "several labels", "regression"
 MODELS = [
     (name, kind)
     for name in ARCHITECTURES
     for kind in KINDS
-    if name == "bert" or kind not in OF_BERT_ALONE
+    if name == "bert" or kind not in ONLY_WITH_BERT
 ]
 
 

@@ -27,7 +27,6 @@ LAYOUTS: dict[str, tuple[int, list[list[str]] | None, list[int] | None]] = {
     "2x1": (2, None, None),
     "2x2": (2, [["emb", "hid"], ["hid"], ["enc_out", "pool", "heads"]], [0, 1, 0]),
     "5 stages on 4 devices": (1, [["emb"], ["hid"], ["hid", "enc_out"], ["pool"], ["heads"]], [0, 1, 2, 3, 0]),
-    "gather alone": (1, [["emb", "hid*2"], ["enc_out"], ["pool"], ["heads"]], [0, 1, 2, 0]),
 }  # fmt: skip
 
 

@@ -116,10 +116,10 @@ def test_all_scales_of_the_first_step_are_within_a_tenth_and_ten(shape):
     assert len(sizes) > 40 * shape["num_hidden_layers"]
     # A label of next-sentence prediction has the gradient of all masked tokens of its sequence, at [CLS] alone. The
     # true gradient of a key's bias is 0. The readout of BERT-base has 0.09 with two examples.
-    known = {"pool/dense/input, before": (0.5, 20), "heads/next_sentence/input, after": (0.05, 10)}
+    wider = {"pool/dense/input, before": (0.5, 20), "heads/next_sentence/input, after": (0.05, 10)}
     for name, size in sizes.items():
-        if name in known:
-            least, most = known[name]
+        if name in wider:
+            least, most = wider[name]
             assert all(least < number < most for number in size), (name, size)
         elif not name.endswith("key/bias"):
             assert not is_far(size), (name, size)

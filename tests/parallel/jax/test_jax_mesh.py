@@ -202,7 +202,7 @@ def test_a_layout_that_does_not_fit_the_gpus_is_rejected(monkeypatch):
         open_mesh(Processes(()), Layout(replicas=2, tensor_shape=(2, 1)), Rendezvous())
 
 
-def test_equal_layers_run_in_a_loop_on_tpus_alone(monkeypatch):
+def test_equal_layers_run_in_a_loop_without_recomputation_on_tpus_alone(monkeypatch):
     platforms = {"cuda": "GPU", "gpu,cpu": "GPU", "tpu": "TPU", "cpu": "CPU", "other": "CPU"}
     for name, kind in platforms.items():
         monkeypatch.setattr(runtime.jax, "config", SimpleNamespace(jax_platforms=name))

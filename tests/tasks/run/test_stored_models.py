@@ -44,7 +44,7 @@ def home(tmp_path_factory):
 
 
 @pytest.mark.parametrize("scaling", ["unit", None])
-def test_the_line_of_a_start_has_all_that_is_not_as_in_the_model(scaling, home, monkeypatch):
+def test_the_line_of_a_start_names_scaling_new_and_unloaded_weights(scaling, home, monkeypatch):
     source = models.find_source(str(home / "model"))
     source = replace(source, described=source.described | {"scaling": scaling}, replaced={7: [1]})
     monkeypatch.setattr(start, "load_weights", lambda *_, **__: (["pool", "heads"], ["glue_head"]))
