@@ -37,7 +37,8 @@ FLAGS = {
     "optimizer-opts.loss-scaling": "dynamic",
     "bert-config.initializer-range": 2.0,
 }
-USUAL = {
+# Changes that leave these flags out.
+DEFAULTS = {
     "precision": False,
     "optimizer_opts__loss_scaling": False,
     "bert_config__initializer_range": False,
@@ -61,7 +62,7 @@ def complete(tmp_path_factory):
 
 
 PRECISIONS = [
-    USUAL | {"precision": "mixed_bfloat16", "parallel__recompute": None, "optimizer_opts__name": "AdamW"},
+    DEFAULTS | {"precision": "mixed_bfloat16", "parallel__recompute": None, "optimizer_opts__name": "AdamW"},
     {"precision": "mixed_float16", "bert_config__initializer_range": False},
     {
         "optimizer_opts__loss_scaling": 64,
@@ -97,17 +98,19 @@ def start():
 
 
 def test_a_run_killed_at_any_moment_resumes_bit_for_bit(complete, tmp_path, start):
-    """All of the state of the dynamic scale has to be restored: it begins at its initial value otherwise."""
-    assert 0 < metrics_of(complete)[-1]["skipped"] < STEPS
-    assert len({line["loss_scale"] for line in metrics_of(complete)}) > 1
+    """At the kill the scale, the weights and the moments have left their initial values: all have to be restored."""
+    first = next(line["step"] for line in metrics_of(complete) if line["skipped"] < line["step"])
+    assert len({line["loss_scale"] for line in metrics_of(complete)[:first]}) > 1
     process = start(tmp_path)
     # A reader of its output that ends, as of `| head`, does not end the run.
     process.stdout.readline()
     process.stdout.close()
-    wait_for((tmp_path / "step_00000003").exists, [process])
+    wait_for((tmp_path / f"step_{first + 1:08d}").exists, [process])
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    assert len(complete_checkpoints(tmp_path)) < STEPS == len(complete_checkpoints(complete))
+    kept = complete_checkpoints(tmp_path)
+    assert len(kept) < STEPS == len(complete_checkpoints(complete))
+    assert all(moment.any() for moment in load_file(kept[-1] / OPTIMIZER).values())
     # Settings that do not change numbers may change.
     pretrain(tmp_path, log_every_steps=3, keep_checkpoints=1)
     assert_same_end(tmp_path, complete)
@@ -130,11 +133,11 @@ def test_a_stop_request_saves_and_no_other_run_has_the_folder(tmp_path, start, b
     step = json.loads((checkpoint / STATE).read_text())["step"]
     assert 0 < step < 20_000
     assert [line["step"] for line in metrics_of(run)] == list(range(1, step + 1))
-    lasts = []
-    monkeypatch.setattr(train, "_train", lambda run, last, *_: not lasts.append(last))
+    ends = []
+    monkeypatch.setattr(train, "_train", lambda run, end, *_: not ends.append(end))
     text = bert(*arguments(run, **many, dry_run=None)).out
     assert f"continues from {checkpoint} (step {step:,})" in text
-    assert lasts == [step + 2]
+    assert ends == [step + 2]
 
 
 @pytest.mark.slow
@@ -197,6 +200,7 @@ def test_a_dry_run_has_a_progress_bar_and_saves_nothing(tmp_path, monkeypatch, c
             output = sys.stdout.getvalue()
         assert " % " in output and "/2 " in output and "examples/s" in output
         assert re.findall(r"step +(\d+)/2  mlm .* tokens/s", output) == lines
+        assert re.search("run: dry run ended at step 2 after .*; nothing was saved\n$", output)
     assert "global_batch.micro_batch_size" in output
     assert "(--global-batch.micro-batch-size)" in output
     assert f"{STEPS} steps of 8 examples" in output
@@ -226,7 +230,7 @@ def test_a_finished_run_changes_nothing(complete, capsys):
 
 def test_phase_two_has_the_weights_and_a_fresh_optimizer(complete, tmp_path, capsys):
     longer = {"max_seq_length": 24, "max_predictions_per_seq": 4, "total_num_train_samples": 40}
-    pretrain(tmp_path / "run", pretrained_ckpt_path=complete, **USUAL | longer)
+    pretrain(tmp_path / "run", pretrained_ckpt_path=complete, **DEFAULTS | longer)
     last, first = complete / f"step_{STEPS:08d}", tmp_path / "run" / "step_00000001"
     assert f"starts from the weights in {last}; the optimizer is new" in capsys.readouterr().out
     # One of five steps is warm-up: the rate of the first step is 1e-7.
