@@ -200,10 +200,15 @@ def test_a_run_ends_after_evaluations_without_a_better_score(base, bert, capsys,
 def test_the_same_command_scores_what_was_not_scored_and_prints_the_scores_again(
     base, trained, bert, monkeypatch
 ):
-    """As after a kill between the last save and its score, and with features from the cache."""
-    run = shutil.copytree(trained, base / "unscored")
-    for name in ("scores.json", "best.json"):
-        (run / name).unlink()
+    """As a run that had no held-out texts, or was killed before its last score; with features from the cache."""
+    ignored = shutil.ignore_patterns("scores.json", "best.json", "predictions*", "baselines*")
+    run = shutil.copytree(trained, base / "unscored", ignore=ignored)
+    path = run / "step_00000030" / "state.json"
+    state = json.loads(path.read_text())
+    del state["own_crc32c"]
+    state["settings"] |= {"validation_file": None, "do_validation": False}
+    path.write_text(json.dumps(state))
+    (run / "settings.json").write_text(json.dumps({"format": 1, **state["settings"]}))
     assert main(arguments(base, run, "--no-do-validation", validation=False)) == 0
     assert not (run / "scores.json").exists() and not (run / "best.json").exists()
     monkeypatch.setattr(texts, "encode_texts", None)
