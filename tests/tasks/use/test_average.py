@@ -22,12 +22,13 @@ LAST = 3
 
 
 @pytest.fixture(scope="module")
-def home(pretrained):
+def home(pretrained, tmp_path_factory):
     """The run, and the mean of its last checkpoints with what was printed."""
+    mean = tmp_path_factory.mktemp("average") / "mean"
     printed = StringIO()
     with redirect_stdout(printed):
-        assert main(average(pretrained / "run", pretrained / "mean")) == 0
-    return SimpleNamespace(path=pretrained, printed=printed.getvalue().splitlines())
+        assert main(average(pretrained / "run", mean)) == 0
+    return SimpleNamespace(path=pretrained, mean=mean, printed=printed.getvalue().splitlines())
 
 
 def average(run, out, *flags):
@@ -40,8 +41,8 @@ def copied(home, tmp_path):
 
 
 def test_the_mean_is_that_of_numpy_beside_the_other_files_of_the_newest_checkpoint(home):
-    out, paths = home.path / "mean", complete_checkpoints(home.path / "run")
-    assert len(paths) == 6 and not list(home.path.glob(".*"))
+    out, paths = home.mean, complete_checkpoints(home.path / "run")
+    assert len(paths) == 6 and [*out.parent.iterdir()] == [out]
     weights, mean = [load_file(path / MODEL) for path in paths[-LAST:]], load_file(out / MODEL)
     assert mean.keys() == weights[-1].keys()
     for name, value in mean.items():
@@ -82,7 +83,7 @@ def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names
     assert low <= float(bounds[1]) == change <= high
     better = "the newest" if low > 0 else "the average" if high < 0 else "no difference"
     assert newest != mean and last.startswith(f"average: {better} ")
-    assert f"{mean:.6f}" in bert("evaluate", home.path / "mean").out
+    assert f"{mean:.6f}" in bert("evaluate", home.mean).out
 
 
 def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_path, bert):
