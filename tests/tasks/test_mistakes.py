@@ -183,7 +183,7 @@ MISTAKES = [
     ("average run new --last 7", 4, "run (run): has 2 complete checkpoints, fewer than --last 7; train with a"),
     ("average run new --last 7", 4, " --keep-checkpoints or --keep-every-steps, or pass --last 2 "),
     ("average runs/mine new --last 2", 4, "has 1 complete checkpoint, fewer than --last 2; train with a"),
-    ("average runs/mine new --last 2", 4, " or --keep-every-steps "),  # one has no mean
+    ("average runs/mine new --last 2", 4, " or --keep-every-steps "),  # a mean needs two: no --last 1
     ("average absent new --last 3", 4, "has 0 complete checkpoints, fewer than --last 3; use a run's folder"),
     ("average run new --last 1", 2, "--last"),
     ("average run used --last 2", 2, "out (used): exists and is not an empty"),

@@ -93,16 +93,16 @@ def test_ranks_divide_the_texts_of_a_teacher_and_read_them_once(teachers, tmp_pa
 
 
 @pytest.fixture(scope="module")
-def known(teachers, tmp_path_factory):
+def stored(teachers, tmp_path_factory):
     """A cache with the vectors of the texts, and these as features."""
-    cache = tmp_path_factory.mktemp("known")
+    cache = tmp_path_factory.mktemp("stored")
     texts = (teachers / "texts.txt").read_text().splitlines()
     return cache, taught(teachers / "equal", cache, texts)
 
 
 @pytest.mark.parametrize("change", ["nothing", "weights", "pooling", "length", "tokenizer"])
 def test_vectors_are_computed_again_after_a_change_of_the_teacher(
-    change, teachers, known, tmp_path
+    change, teachers, stored, tmp_path
 ):
     bias = "embeddings.LayerNorm.bias"
     name = next(name for name in load_file(teachers / "equal" / MODEL) if name.endswith(bias))
@@ -116,8 +116,8 @@ def test_vectors_are_computed_again_after_a_change_of_the_teacher(
         shutil.rmtree(other / "tokenizer.json", ignore_errors=True)
         write_vocabulary(other, lines.encode(), Normalization())
     texts = (teachers / "texts.txt").read_text().splitlines()
-    cache = shutil.copytree(known[0], tmp_path / "cache")
-    parts = [known[1], taught(other, cache, texts)]
+    cache = shutil.copytree(stored[0], tmp_path / "cache")
+    parts = [stored[1], taught(other, cache, texts)]
     is_equal = change == "nothing"
     assert len(list(cache.glob("*.npz"))) == (1 if is_equal else 2)
     assert (parts[0].fingerprint == parts[1].fingerprint) == is_equal

@@ -272,14 +272,14 @@ def test_a_model_is_known_by_all_files_of_weights_and_its_settings(model, tmp_pa
     with safe_open(shard, "numpy") as tensors:
         names = dict.fromkeys(tensors.keys(), shard.name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    known = [Model(str(folder)).weights]
-    assert Model(str(folder)).weights == known[0]
+    identities = [Model(str(folder)).weights]
+    assert Model(str(folder)).weights == identities[0]
     shard.write_bytes(shard.read_bytes()[:-4] + b"\1\1\1\1")
-    known.append(Model(str(folder)).weights)
+    identities.append(Model(str(folder)).weights)
     for pooling, length in (("cls", 24), ("mean", 8)):
         write_pooling(folder, pooling, 32, length)
-        known.append(Model(str(folder)).weights)
-    assert len({*known}) == 4
+        identities.append(Model(str(folder)).weights)
+    assert len({*identities}) == 4
 
 
 @pytest.mark.tensorflow

@@ -145,8 +145,8 @@ def test_doctor_finds_nothing_wrong_with_a_small_installation(run):
 
 def test_the_lock_has_lines_of_the_other_and_all_that_its_packages_require():
     lines = LOCK.read_text().splitlines()
-    known = (ROOT / "requirements.lock").read_text().splitlines()
-    assert [line for line in lines if not line.startswith("#")] == [n for n in known if n in lines]
+    locked = (ROOT / "requirements.lock").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [n for n in locked if n in lines]
     todo, required = lines[2].removeprefix("# ").split(), set[str]()
     while todo:
         name = canonicalize_name(todo.pop())
