@@ -284,21 +284,21 @@ def test_the_packages_that_a_format_lacks_are_named(models, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("form", ["hf", "onnx"])
-def test_an_export_knows_the_columns_of_its_run(form, models, tmp_path, capsys):
+def test_an_export_knows_the_columns_and_the_temperature_of_its_run(form, models, tmp_path, bert):
     need("torch", "onnx", "onnxscript", "onnxruntime")
     run = shutil.copytree(models["text"], tmp_path / "run")
     state = {"format": 1, "crc32c": {}, "settings": {"text_column": ["Comment"]}}
     (run / "state.json").write_text(json.dumps(state))
+    (run / "decision.json").write_text(json.dumps({"temperature": 2.0}))
     (tmp_path / "new.csv").write_text("ID,Comment\n7,the cat\n")
     bert_export(run, tmp_path / "out", "--format", form)
-    capsys.readouterr()
     answers = []
     for model in (run, tmp_path / "out"):
-        assert main(["predict", str(model), "--input", str(tmp_path / "new.csv")]) == 0
-        answers.append(json.loads(capsys.readouterr().out))
+        answers.append(bert("predict", model, "--input", tmp_path / "new.csv").last)
         assert requests.open_model(ServeSettings(path=str(model)))["about"]({})["texts"] == 1
-    assert answers[1]["Comment"] == "the cat"
-    assert answers[1]["label"] == answers[0]["label"]
+    assert [answers[1][name] for name in ("Comment", "label")] == ["the cat", answers[0]["label"]]
+    assert not (tmp_path / "out" / "decision.json").exists()
+    assert answers[1]["probability"] == pytest.approx(answers[0]["probability"], abs=CLOSE)
 
 
 @pytest.mark.parametrize("form", ["onnx --precision int8", "static --dimensions 8"])
