@@ -26,10 +26,11 @@ def base(tmp_path_factory):
     return write_base(tmp_path_factory.mktemp("few"), train=24, dev=40)
 
 
-def arguments(base, run, *more):
+def arguments(base, run, *more, in_folds=False):
     words = ["classify", "--few", "--train-file", base / "train.csv", "--save-ckpt-path", run]
-    words += ["--validation-file", base / "dev.csv", "--pretrained-ckpt-path", base / "model"]
-    words += ["--cache-dir", "null", "--max-seq-length", "40", "--no-baselines"]
+    words += [] if in_folds else ["--validation-file", base / "dev.csv"]
+    words += ["--pretrained-ckpt-path", base / "model", "--cache-dir", "null"]
+    words += ["--max-seq-length", "40", "--no-baselines"]
     # Longer vectors than a tiny model's would need fewer and smaller steps.
     return [*map(str, words), "--optimizer-opts.learning-rate.max-learning-rate", "0.003", *more]
 
@@ -80,17 +81,22 @@ def test_each_fold_and_each_seed_draws_pairs_of_its_own_rows_by_its_own_seed(
     monkeypatch.setattr(
         finetune, "_train_and_score", lambda of, **_: jobs.append(finetune.resolve(of)) or Result()
     )
-    words = arguments(base, tmp_path, "--seeds", "2")
-    if parts == "folds":
-        at = words.index("--validation-file")
-        del words[at : at + 2]
-    assert main(words) == 0
+    assert main(arguments(base, tmp_path, "--seeds", "2", in_folds=parts == "folds")) == 0
     expected = {(24, 1984), (24, 1985)}
     if parts == "folds":
         expected = {(12, 1984), (12, 1985), (24, 1984)}
     assert {*drawn} == expected
     assert len({job.fixed["corpus"] for job in jobs}) == len(jobs) == len(expected)
     assert len({id(job.task.fit) for job in jobs}) == 1, "a model that is opened once"
+
+
+@pytest.mark.slow
+def test_a_run_in_folds_answers_each_row_once(base, tmp_path):
+    words = ["--seeds", "2", "--num-epochs", "0.1"]
+    assert main(arguments(base, tmp_path, *words, in_folds=True)) == 0
+    rows = [f"{row['text']},{row['label']}" for row in lines_of(tmp_path / "predictions.jsonl")]
+    given = (base / "train.csv").read_text().splitlines()[1:]
+    assert rows == [line.rpartition(",")[0] for line in given]
 
 
 @pytest.mark.parametrize("name", ["", "step_00000008"])
