@@ -1,6 +1,7 @@
 """Texts with several labels, and labels that are not equally frequent, from the table to the answer."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from bert_cli.data.finetune.tables import read_table
 from bert_cli.data.random import chooses
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.tasks.finetune import classify
+from bert_cli.tasks.use import int8
 from bert_cli.train.checkpoint import Folder
 
 WORDS = {"good": "praise", "bad": "blame", "film": "cinema"}
@@ -121,7 +123,7 @@ def test_transformers_and_an_export_have_the_form_of_the_labels(base, trained, t
         assert row["predicted"] == [name for name, chance in pairs if chance > thresholds[name]]
 
 
-def test_a_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, bert):
+def test_a_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, bert, monkeypatch):
     need("torch", "onnx", "onnxscript", "onnxruntime")
     import onnxruntime
     import transformers
@@ -129,17 +131,29 @@ def test_a_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, bert):
     rows, out, texts = lines_of(trained / "predictions.jsonl"), tmp_path / "out", tmp_path / "a.txt"
     texts.write_text("\n".join(row["text"] for row in rows))
     words = ["--format", "onnx", "--precision", "int8", "--compare-on", texts]
+    exact, quantize = tmp_path / "float32.onnx", int8.quantize
+
+    def copies_and_quantizes(path):
+        shutil.copyfile(path, exact)
+        quantize(path)
+
+    monkeypatch.setattr(int8, "quantize", copies_and_quantizes)
     said = bert("export", trained, out, *words).out
     answers = bert("predict", trained, "--input", texts).rows
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    session = onnxruntime.InferenceSession(out / "model.onnx")
-    inputs = ({n: np.array([v]) for n, v in tokenizer(row["text"]).items()} for row in rows)
-    found = expit(np.concatenate([session.run(["logits"], columns)[0] for columns in inputs]))
+    inputs = [{n: np.array([v]) for n, v in tokenizer(row["text"]).items()} for row in rows]
+    in_float32, found = (
+        expit(np.concatenate([session.run(["logits"], columns)[0] for columns in inputs]))
+        for session in map(onnxruntime.InferenceSession, (exact, out / "model.onnx"))
+    )
     thresholds = json.loads((out / "decision.json").read_text())["thresholds"]
     names = json.loads((out / "config.json").read_text())["id2label"].values()
     assert [*thresholds] == [*names] == [*answers[0]["probabilities"]]
+    for answer, chances in zip(answers, in_float32, strict=True):
+        assert [*answer["probabilities"].values()] == pytest.approx(chances, abs=1e-5)
     has = found > [*thresholds.values()]
     wanted = np.array([[name in answer["labels"] for name in names] for answer in answers])
+    assert np.array_equal(in_float32 > [*thresholds.values()], wanted)
     # A batch shares the scales of int8.
     for row, chances in zip(bert("predict", out, "--input", texts).rows, found, strict=True):
         assert [*row["probabilities"].values()] == pytest.approx(chances, abs=1e-2)
@@ -150,7 +164,9 @@ def test_a_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, bert):
     assert equal == pytest.approx((has == wanted).mean(), abs=0.02) and equal >= 0.98
 
 
-def test_macro_f1_chooses_the_checkpoint_where_a_label_is_rare(base, trained, capsys):
+def test_macro_f1_is_the_metric_of_checkpoints_for_a_rare_label_and_for_several(
+    base, trained, capsys
+):
     settings = {"train_file": base / "rare.jsonl", "label_column": "mood", "cache_dir": None}
     settings |= {"held_out_fraction": 0.3, "max_seq_length": 32}
     tokenizer = read_tokenizer(base / "model")
