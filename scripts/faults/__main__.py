@@ -47,13 +47,15 @@ class Bench:
     """A process that has imported the large packages, and forks a child for every run of tests."""
 
     def __init__(self, tree: Path, lines: LineTests, cap: float) -> None:
+        import sqlite3  # before TensorFlow, whose own SQLite has no FTS5
+
         import jax
         import keras
         import pytest
         import tensorflow
         import torch
 
-        self.imported = jax, keras, pytest, tensorflow, torch
+        self.imported = sqlite3, jax, keras, pytest, tensorflow, torch
         self.tree, self.lines, self.cap = tree, lines, cap
         self.reliable: set[str] = set()
         os.environ.update(environment(ROOT, tree))
