@@ -88,6 +88,7 @@ def test_a_measurement_of_pre_training_leaves_only_its_metrics(tmp_path, capsys,
     out = capsys.readouterr().out
     for name in ("examples/s", "model FLOPs utilisation", "input wait"):
         assert name in out
+    assert metrics["skipped_steps"] == 0 and "skipped steps" not in out
 
 
 def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(tmp_path, bert):

@@ -139,6 +139,7 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     assert spread["values"] == each
     assert spread["mean"] == pytest.approx(np.mean(each))
     assert spread["standard_deviation"] == pytest.approx(np.std(each, ddof=1))
+    assert spread["low"] <= spread["mean"] <= spread["high"]
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1]) == spreads
     # Their mean is compared with the baselines, once.
