@@ -44,7 +44,7 @@ REMEDY = (
 
 
 def masked_tokens(stream: ExampleStream) -> Ints:
-    """Return the masked tokens in the first examples of a stream: about LABELS of them, or those of EPOCHS epochs.
+    """Return the masked tokens of the first examples: until LABELS are counted, and in at most EPOCHS epochs.
 
     They are a function of the records and the seed alone, so every start of a run has the same.
     """

@@ -1,7 +1,7 @@
 """The contract of an engine: in every layout, with every model and task, a run is that of one device with TensorFlow.
 
 Steps of LAMB with dropout and clipping, unless a case says otherwise. What one engine alone has is in its folder,
-except shards, buckets and compiled updates of TensorFlow: these tests compare runs, too, and share some of them.
+but shards, buckets and compiled updates of TensorFlow are here, because their tests compare complete runs.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Folders that are made once by a worker, for the tests of several files; who changes one copies it first."""
+"""Folders that are made once by a worker, for the tests of several files; a test that changes one copies it first."""
 
 import json
 
@@ -13,8 +13,7 @@ from bert_cli.files import with_checksum
 def pretrained(tmp_path_factory):
     """Folder of a model, records and a run of six steps, with held-out scores of steps 5 and 6.
 
-    Its settings say two replicas. It was trained on one, which takes 4 s less: what reads a run does not need its
-    devices.
+    It was trained on one replica, which takes 4 s less. Its settings say two: no reader of a run needs the devices.
     """
     home = tmp_path_factory.mktemp("pretrained")
     write_model(home / "model")

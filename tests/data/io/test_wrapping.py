@@ -320,7 +320,7 @@ def test_hyphens_of_options_and_names_stay():
     join = Joiner(text, (40,))._join
     assert join("it is re‐", "turned") == "it is returned"
     assert join("oil the lan‐", "tern") == "oil the lantern"
-    assert join("oil the lan-", "tern") == "oil the lan-tern"  # beside true hyphens
+    assert join("oil the lan-", "tern") == "oil the lan-tern"  # the text has two kinds of hyphens
     assert join("with --sort-", "key") == "with --sort-key"
     assert join("an Xft‐", "Color") == "an XftColor"
     assert join("the LD_PRE‐", "LOAD") == "the LD_PRELOAD"
