@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from bert_cli.facts.masking import usual_mask_tokens
 from bert_cli.processes import cpu_count
-from bert_cli.settings.markers import PathOrName, Positional, Recorded
+from bert_cli.settings.markers import PathOrAddress, PathOrName, Positional, Recorded
 from bert_cli.settings.numbers import Positive
 from bert_cli.settings.settings import OutSettings, SettingError, Settings, Shared, Unless
 
@@ -60,7 +60,7 @@ class ExecutorSettings(Settings):
     executor: Literal["local", "dask"] = "local"
     """`local` processes, or the workers of a `dask` cluster with a shared file system. Dask is not
     authenticated: anyone who can reach its ports can run code, so the network must be trusted."""
-    scheduler: PathOrName | None = None
+    scheduler: PathOrAddress | None = None
     """Address of the dask scheduler, such as tcp://HOST:8786, or its scheduler file."""
 
     def _check(self) -> None:

@@ -23,8 +23,11 @@ USUAL = "usual"
 # A setting of a training run that `--help` lists; `--help-all` lists every setting.
 Usual = Annotated[T, USUAL]
 PATH = "path or name"
-# A path, or instead of it a name or an address.
+# A path, or instead of it a name.
 PathOrName = Annotated[str, PATH]
+ADDRESS = "path or address"
+# A path, or instead of it the address of a service.
+PathOrAddress = Annotated[str, PATH, ADDRESS]
 FIXED = "fixed"
 # A setting that decides the numbers of a run: a checkpoint continues only with the same value.
 Fixed = Annotated[T, FIXED]
@@ -55,12 +58,19 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 
 def is_path(about: FieldInfo) -> bool:
-    """Return whether a setting holds a path, several paths, or a PathOrName."""
-    return any(map(_holds_path, (about.annotation, *about.metadata)))
+    """Return whether a setting holds a path, several paths, a PathOrName, or a PathOrAddress."""
+    return _holds(about, Path) or _holds(about, PATH)
 
 
-def _holds_path(part: object) -> bool:
-    return part in (Path, PATH) or any(map(_holds_path, get_args(part)))
+def takes_address(about: FieldInfo) -> bool:
+    """Return whether a setting may be an address instead of a path."""
+    return _holds(about, ADDRESS)
+
+
+def _holds(part: object, kind: object) -> bool:
+    if isinstance(part, FieldInfo):
+        return any(_holds(inner, kind) for inner in (part.annotation, *part.metadata))
+    return part == kind or any(_holds(inner, kind) for inner in get_args(part))
 
 
 def group_of(annotation: Any) -> type[BaseModel] | None:

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from bert_cli.files import is_utf8
-from bert_cli.settings.markers import Engine, Positional, is_path, kinds_of
+from bert_cli.settings.markers import Engine, Positional, is_path, kinds_of, takes_address
 
 # Alternative settings for the length of a run.
 RUN_LENGTHS = ("total_num_train_samples", "num_epochs")
@@ -99,7 +99,7 @@ class Settings(BaseModel):
         if is_path(about):
             for path in values:
                 # Path would drop one of its slashes.
-                if isinstance(path, str) and ADDRESS.match(path):
+                if isinstance(path, str) and ADDRESS.match(path) and not takes_address(about):
                     problem = f"{path} is an address, but this command needs local files"
                     remedy = "copy them here first, for example with `aws s3 sync`"
                     raise SettingError("", problem, remedy)

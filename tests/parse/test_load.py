@@ -66,6 +66,12 @@ INIT = "init text out --from model --for search --dry-run"
         (TRIAL, SMALL, "global_batch.micro_batch_size", "2  (c.json)"),
         (TRIAL, SMALL, "seed", "1984  (default)"),
         (INIT, None, "input", '"text"  (argument)'),
+        (
+            "preprocess a b --executor dask --scheduler tcp://me:key@host:80",
+            None,
+            "scheduler",
+            '"tcp://***@host:80"  (--scheduler)',
+        ),
         # Flags with another name than their setting.
         (INIT, None, "from", '"model"  (--from)'),
         (INIT, None, "for", '"search"  (--for)'),

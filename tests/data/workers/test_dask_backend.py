@@ -1,6 +1,7 @@
 """The same shards on a real scheduler and real workers, some of which are killed."""
 
 import functools
+import json
 import os
 import signal
 import subprocess
@@ -131,7 +132,9 @@ def test_records_made_by_a_cluster_are_those_made_here(tmp_path, cluster, monkey
         document = "a b c d e f g h\n" * 4 + f"{pieces[5 + file]} h\n" * 6
         (tmp_path / "text" / f"{file}.txt").write_text(f"{document}\n" * 6)
     monkeypatch.chdir(tmp_path)  # relative paths are those of the command, not of the worker
-    far = {"executor": "dask", "scheduler": str(cluster.file)}
+    address = json.loads(cluster.file.read_text())["address"]
+    assert address.startswith("tcp://")
+    far = {"executor": "dask", "scheduler": address}
 
     def make(out, **where):
         given = {"input": "text", "out": out, "vocab": "vocab.txt", "sequence_length": 32}
