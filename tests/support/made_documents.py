@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+from urllib.parse import quote
 
 SPACES = (
     'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main" '
@@ -81,7 +82,7 @@ def made_odt(body, others=()):
 def made_epub(chapters, order, title):
     """Return a book whose chapters are web pages by name, in an order of names."""
     items = "".join(
-        f'<item id="i{name}" href="{name}.xhtml" media-type="application/xhtml+xml"/>'
+        f'<item id="i{name}" href="{quote(name)}.xhtml" media-type="application/xhtml+xml"/>'
         for name in chapters
     )
     spine = "".join(f'<itemref idref="i{name}"/>' for name in order)

@@ -251,9 +251,11 @@ def test_meaning_is_the_cosine_and_both_are_the_sum_of_standardised_scores(tmp_p
     expected = 0.5 * standard(meaning) + 0.5 * standard(by_words)
     np.testing.assert_allclose(combined(by_words, meaning, 0.5), expected, rtol=1e-5)
     assert index.ask("coffee")[0].title == f"Title {1 + int(expected.argmax())}"
-    with write_index(index.path) as other, other.changing():
-        other.record(weight=0.9)
-    assert index.ask("coffee")[0].title == "Title 5"
+    for weight, first in ((0.9, "Title 5"), (0.0, f"Title {1 + int(by_words.argmax())}")):
+        with write_index(index.path) as other, other.changing():
+            other.record(weight=weight)
+        assert index.weight == weight
+        assert index.ask("coffee")[0].title == first
 
 
 @pytest.mark.parametrize("size", [8, 80])
@@ -271,8 +273,11 @@ def test_tokens_rank_the_best_passages_again(size, tmp_path, monkeypatch):
     index.embed = lambda texts: Vectors(asked, tokens[6:])
     alone = [index.ask("coffee", half=half, top=6) for half in ("words", "meaning")]
     before = {hit.text: hit.score for hit in index.ask("coffee", top=6)}
-    axes = late.axes_of(np.concatenate(tokens))
+    every = np.concatenate(tokens)
+    axes = late.axes_of(every)
     assert axes.shape == (size, min(size, 64))
+    largest = np.linalg.svd(every, compute_uv=False)[:64]
+    assert np.linalg.norm(every @ axes) == pytest.approx(np.linalg.norm(largest), rel=1e-5)
     with write_index(tmp_path / "index") as other, other.changing():
         other.record(axes=axes.tobytes())
         other.add_vectors(range(1, 7), Vectors(vectors, tokens[:6]))
@@ -425,8 +430,27 @@ def test_an_answer_has_two_passages_of_a_document_and_equal_texts_once(index):
     # A document is a folder of its passages.
     alone = index.ask("coffee volcano", 3, folder="long")
     assert len(alone) == 3 and {hit.document for hit in alone} == {"long"}
+    with write_index(index.path) as other, other.changing():
+        for name in ("long/part", "old/long/part", "longer"):
+            text = f"Coffee from the volcano {name}."
+            passage = Passage(0, len(text), text)
+            other.add(other.add_file(f"/{name}", name, ""), Document(name, []), [passage])
+    inside = {hit.document for hit in index.ask("coffee volcano", 9, folder="long")}
+    assert inside == {"long", "long/part"}
     with pytest.raises(ConfigError, match="no document is in it"):
         index.ask("coffee", folder="lon")
+
+
+def test_of_equal_texts_the_best_is_shown_and_in_a_folder_the_one_that_is_in_it(index):
+    text = "A drink from beans that grow on a volcano."
+    with write_index(index.path) as other, other.changing():
+        for title in ("Volcanoes", "Coffee", "Cocoa"):
+            file = other.add_file(f"/{title}", title, "")
+            document = Document(title, [text], is_named=True)
+            other.add(file, document, [Passage(0, len(text), text)])
+    for folder, title in (("", "Coffee"), ("Volcanoes", "Volcanoes"), ("Cocoa", "Cocoa")):
+        hits = index.ask("coffee beans", 9, folder=folder)
+        assert [hit.title for hit in hits if hit.text == text] == [title]
 
 
 def test_while_a_large_file_is_read_readers_are_not_locked_out_and_other_writers_are(tmp_path):

@@ -36,6 +36,7 @@ from bert_cli.errors import CheckpointError, DataError
 from bert_cli.statistics import interval, mean_of
 from bert_cli.tasks.model.runtimes import FEW
 from bert_cli.tasks.search import make, score
+from bert_cli.tasks.search.ask import place_of
 from bert_cli.tasks.search.vectors import Model
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(bert_cli.__file__).parents[1])}
@@ -93,6 +94,10 @@ def test_a_question_is_answered_with_title_and_place(manuals, bert, capsys):
     )
     for asked, end in expected:
         assert f" (manuals/{end}" in bert("search", "ask", "index", asked, "--top", "1").out
+    # Of places with the same words, the nearest.
+    hit = open_index(Path("index")).ask("zebra stable")[0]
+    fifth = hit._replace(text="A zebra needs a stable", start=len("# Zoo\n\n") + 4 * len(line))
+    assert place_of(fifth, str(manuals / "zoo.md")) == "line 11"
     (manuals / "zoo.md").unlink()
     assert main(["search", "ask", "index", "zebra stable", "--top", "1"]) == 0
     assert " (manuals/zoo.md, characters " in capsys.readouterr().out
@@ -159,9 +164,17 @@ def test_a_second_call_reads_what_changed_and_forgets_what_is_gone(manuals, monk
     assert main(["search", "make", "index", "manuals"]) == 0
     assert "reads 2 new or changed files, forgets 1" in capsys.readouterr().out
     assert sorted(read) == ["mount.txt", "new.txt"]
-    main(["search", "make", "fresh", "manuals"])
-    assert content("index") == content("fresh")
+    main(["search", "make", "fresh %20 #1?", "manuals"])
+    assert content("index") == content("fresh %20 #1?")
     assert open_index(Path("index")).ask("copies") == []
+    # A text of the same size, a nanosecond later.
+    new = manuals / "new.txt"
+    time = new.stat().st_mtime_ns // 10**9 * 10**9
+    for text, at in (("A llama.\n", time), ("A koala.\n", time + 1)):
+        new.write_text(text)
+        os.utime(new, ns=(at, at))
+        assert main(["search", "make", "index", "manuals"]) == 0
+    assert [hit.text for hit in open_index(Path("index")).ask("koala")] == ["A koala."]
 
 
 @pytest.mark.parametrize("rows", [1, 1200])
@@ -237,7 +250,7 @@ def test_a_log_has_a_line_of_the_progress_a_minute_where_the_machine_slows_down(
     manuals, model, monkeypatch
 ):
     seconds = [0.0]
-    printed: list[float] = []
+    printed: list[tuple[float, str]] = []
     original = Model.__call__
 
     def slowly(self, texts, done, total):
@@ -247,9 +260,12 @@ def test_a_log_has_a_line_of_the_progress_a_minute_where_the_machine_slows_down(
     monkeypatch.setattr(Model, "__call__", slowly)
     monkeypatch.setattr(make, "SAMPLE", 1)
     monkeypatch.setattr(make, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
-    monkeypatch.setattr(make, "print_line", lambda line: printed.append(seconds[0]))
+    monkeypatch.setattr(make, "print_line", lambda line: printed.append((seconds[0], line)))
     assert main(["search", "make", "index", "manuals", "--model", str(model)]) == 0
-    assert seconds[0] > 180 and max(np.diff(printed)) <= 60
+    assert seconds[0] > 180 and max(np.diff([time for time, _ in printed])) <= 60
+    # The first took 25 s, which are not counted, the second 25 s, and each of the others 45 s.
+    left = [line.partition("; ")[2] for _, line in printed if " of 5 vectors" in line]
+    assert left == ["", "1 min 15 s left", "1 min 10 s left", "38.3 s left", "0 s left"]
 
 
 @pytest.mark.tensorflow

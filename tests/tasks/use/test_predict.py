@@ -269,10 +269,11 @@ def test_json_lines_keep_their_fields_and_a_tsv_holds_no_line_break(models, caps
     assert header[:4] == ["Comment", "ID", "label", "day"]
     cut = header.index("truncated")
     assert [row[1] + row[2] + row[cut] for row in cells] == ["7true", '["x"]']
-    path = as_file(tmp_path, "lines.jsonl", {"text": "the\ncat"})
-    with pytest.raises(DataError, match=r"a \.tsv holds no tab and no line break, as in 'the"):
-        predict(capsys, models["text"], "--input", path, "--output", tmp_path / "new.tsv")
-    assert not (tmp_path / "new.tsv").exists()
+    for number, separator in enumerate("\t\n\r"):
+        path = as_file(tmp_path, f"{number}.jsonl", {"text": f"the{separator}cat"})
+        with pytest.raises(DataError, match=r"a \.tsv holds no tab and no line break, as in 'the"):
+            predict(capsys, models["text"], "--input", path, "--output", tmp_path / "new.tsv")
+        assert not (tmp_path / "new.tsv").exists()
     rows = [{"question": "a cat?", "context": "the cat", "id": "q1"}]
     (row,) = predict(capsys, models["question"], "--input", as_file(tmp_path, "q.jsonl", *rows))
     assert row["id"] == "q1" and "context" not in row

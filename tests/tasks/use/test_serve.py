@@ -93,6 +93,7 @@ def test_other_addresses_and_methods_are_answered_in_json(address_of):
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Host": "localhost:8321", "Origin": "http://no.localhost:8321"}, 403),
         ({"Host": "localhost:8321", "Origin": "http://localhost:8321"}, 200),
         ({"Host": "[::1]:8321"}, 200),
     ],
