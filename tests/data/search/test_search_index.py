@@ -437,6 +437,8 @@ def test_an_answer_has_two_passages_of_a_document_and_equal_texts_once(index):
             other.add(other.add_file(f"/{name}", name, ""), Document(name, []), [passage])
     inside = {hit.document for hit in index.ask("coffee volcano", 9, folder="long")}
     assert inside == {"long", "long/part"}
+    within = index.ask("coffee volcano", 9, passage=alone[0].passage)
+    assert [hit.document for hit in within] == ["long"] * 4
     with pytest.raises(ConfigError, match="no document is in it"):
         index.ask("coffee", folder="lon")
 
