@@ -37,7 +37,7 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    home = tmp_path_factory.mktemp("init")
+    home = tmp_path_factory.mktemp("a text")
     documents = [" ".join(SENTENCES[n : n + 12]) for n in range(0, 360, 12)]
     rows = [json.dumps({"body": document}) + "\n" for document in documents]
     (home / "text.jsonl").write_text("".join(rows))
@@ -88,7 +88,7 @@ def test_every_printed_command_is_in_the_script_and_runs(goal, home, monkeypatch
     program = home / "bert"
     program.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     program.chmod(0o755)
-    monkeypatch.setattr(run, "program", lambda: str(program))
+    monkeypatch.setattr(run, "program", lambda: shlex.quote(str(program)))
     start = sentence_model(home / "sentences_model") if goal == "search" else "model"
     line = ["text.jsonl", goal, "--from", str(start), "--for", goal, "--text-field", "body"]
     if goal == "scratch":
@@ -101,7 +101,7 @@ def test_every_printed_command_is_in_the_script_and_runs(goal, home, monkeypatch
         line = [articles, goal, "--documents", "files"]
     printed = bert("init", *line).out
     assert ("too little to train from scratch" in printed) == (goal == "scratch")
-    lines = printed_commands(printed, str(program))
+    lines = printed_commands(printed, shlex.quote(str(program)))
     script = ["bash", home / goal / "commands.sh"]
     done = subprocess.run(script, capture_output=True, text=True, check=True, cwd="/")
     assert [json.loads(words) for words in done.stdout.splitlines()] == lines
@@ -163,9 +163,9 @@ def test_an_index_for_search_has_the_model_as_published(kind, at_home, capsys):
     assert init(f"found_{kind}", "--from", str(start), "--for", "search") == 0
     assert "an index needs no training" in capsys.readouterr().out
     assert not (at_home / f"found_{kind}/text").exists()
-    make, *asked = printed_commands(
-        (at_home / f"found_{kind}/commands.sh").read_text(), run.program()
-    )
+    script = (at_home / f"found_{kind}/commands.sh").read_text()
+    assert ["cd", str(at_home)] in map(shlex.split, script.splitlines())
+    make, *asked = printed_commands(script, run.program())
     expected = [
         "search",
         "make",
@@ -219,7 +219,8 @@ def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home)
 def test_a_tenth_of_many_documents_is_held_out_and_more_of_few(number, held_out, test, tmp_path):
     """One half chooses a checkpoint, the other is the test; twelve documents, if half of them are as many."""
     documents = [[f"A short text, {n}."] for n in range(number)]
-    text.divide(tmp_path, lambda: documents, number, lambda line: [line])
+    sentence = text.divide(tmp_path, lambda: documents, number, lambda line: [line])
+    assert sentence not in (tmp_path / "text/train.jsonl").read_text()
     sizes = [len(lines_of(tmp_path / f"text/{part}.jsonl")) for part in text.PARTS]
     assert sizes == [number - held_out - test, held_out, test]
 
@@ -356,7 +357,8 @@ def test_a_larger_text_is_estimated_from_pieces_of_it(home, monkeypatch):
     monkeypatch.setattr(text, "SAMPLED_BYTES", 8000)
     sampled = facts_of(home / "text.jsonl", text_field="body")
     assert (complete.is_estimated, sampled.is_estimated) == (False, True)
-    assert sampled.words == pytest.approx(complete.words, rel=0.1)
+    for name in ("words", "documents", "text_bytes"):
+        assert getattr(sampled, name) == pytest.approx(getattr(complete, name), rel=0.1), name
     assert complete.documents == 30 and [*complete.languages] == ["en"]
 
 

@@ -56,10 +56,13 @@ def test_two_models_fill_the_same_masks_and_equal_models_do_not_differ(tmp_path,
     np.testing.assert_allclose(one_by_one.columns, scored[0].columns, rtol=1e-5)
 
 
-def test_frequencies_of_seen_tokens_fill_the_masks_instead_of_a_model(tmp_path):
+def test_frequencies_of_seen_tokens_fill_the_masks_instead_of_a_model(tmp_path, monkeypatch):
     source = models.find_source(str(write_model(tmp_path / "model")))
     sample = verdict.bits_per_byte(source, TEXTS, 64, seen=TEXTS)
     assert sample.value < verdict.bits_per_byte(source, TEXTS, 64).value
+    monkeypatch.setattr(verdict, "EXAMPLES", 2)
+    of_two = verdict.bits_per_byte(source, TEXTS, 64, seen=TEXTS)
+    assert of_two.columns[:, 1].all(), "a text has no example"
 
 
 @pytest.mark.parametrize("has_start", [True, False])

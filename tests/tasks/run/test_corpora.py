@@ -162,6 +162,15 @@ def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home, ca
     assert "has the records that the run trains on" in capsys.readouterr().err
 
 
+def test_the_masked_copies_of_a_text_are_no_more_tokens_of_it(home):
+    for_each = []
+    for name in ("two", "static"):
+        settings = settings_of(dataset_dir=str(home / name), bert_config={"vocab_size": 400})
+        *_, check = corpora.text_checks(corpora.open_stream(settings), new_pieces=400)
+        for_each.append(check.values["tokens_for_each"])
+    assert for_each[0] == pytest.approx(for_each[1], rel=0.1)
+
+
 def test_synthetic_examples_of_a_run_are_masked_as_it_is_set():
     rows = []
     for changes in ({"masking": {"unit": "word"}}, {}):
