@@ -94,8 +94,9 @@ def test_systems_are_compared_in_the_same_resamples():
     assert f"{found:.3f}" == "0.100 [0.100, 0.100]"
     seeds = difference([mean_of(VALUES + 0.1), mean_of(VALUES + 0.3)], [mean_of(VALUES)])
     np.testing.assert_allclose(seeds[:3], (0.2, 0.2, 0.2))
-    with pytest.raises(ValueError, match="other examples"):
-        difference([mean_of(VALUES)], [mean_of(VALUES[1:])])
+    for other in (mean_of(VALUES[1:]), mean_of(VALUES, [*map(int, LABELS)])):
+        with pytest.raises(ValueError, match="other examples"):
+            difference([mean_of(VALUES)], [other])
 
 
 SHAPES = {

@@ -103,7 +103,8 @@ def scored(tmp_path, write_run):
     texts = [f"text {number}" for number in range(60)]
     runs = {"a": (right, texts), "b": (better, texts), "c": (better, texts[::-1])}
     for name, (column, keys) in runs.items():
-        samples = {"f1": sample_of(identify(keys), "ratio", column, 1.0)}
+        # Each row stands for two examples.
+        samples = {"f1": sample_of(identify(keys, size=120), "ratio", column, 1.0)}
         scores.write(write_run(tmp_path / name, 4), samples, intervals(samples))
     return right, better
 
@@ -161,10 +162,10 @@ def test_two_runs_on_the_same_examples_are_compared_by_the_interval_of_the_diffe
     def differences(*pair: Path) -> object:
         return json.loads(bert("compare", *pair, "--json", "-").out)["differences"]
 
-    assert differences(a, b) == {"f1": found.as_json}
+    assert differences(a, b) == {"f1": found.as_json | {"n": 120}}
     # Each alone has an interval that has the other's score.
     assert found.low > 0 and interval(mean_of(right)).high > interval(mean_of(better)).low
-    assert f"\nf1: {found:+.4f}, n 60\n" in bert("compare", a, b).out
+    assert f"\nf1: {found:+.4f}, n 120\n" in bert("compare", a, b).out
     # A run without the score, such as one that still trains, has no interval.
     unscored = write_run(tmp_path / "unscored", 4)
     for pair in ((a, c), (a, unscored), (unscored, a)):

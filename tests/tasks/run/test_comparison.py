@@ -125,6 +125,8 @@ def test_other_judgements_and_other_texts_have_other_baselines(tmp_path):
         kept.append(kept_baselines(task, tmp_path, "trained on")["BM25"].samples["ndcg_10"])
     assert kept[0].value != kept[1].value
     assert kept[0].examples.digest != kept[1].examples.digest
+    kept_baselines(task, tmp_path, "other training examples")
+    assert len([*tmp_path.iterdir()]) == 3
     texts_of = [examples_of([(text, "same")] * 2) for text in ("a day", "A day")]
     assert len({texts.digest_of({"validation": rows}) for rows in texts_of}) == 2
 
