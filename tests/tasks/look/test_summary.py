@@ -18,8 +18,9 @@ def test_a_smoothed_value_is_the_mean_of_finite_values_up_to_it():
 def test_a_summary_has_last_and_best_values_speed_and_time(tmp_path):
     first = {"loss": 3.0, "validation_f1": 0.5, "examples_per_second": 1.0, "seconds_per_step": 2.0}
     second = {"loss": 1.0, "examples_per_second": 9.0}
-    third = {"loss": 2.0, "validation_f1": 0.4}
+    third = {"loss": 2.0, "validation_f1": 0.4, "validation_bits_per_byte": 1.5}
     fourth = {"loss": None, "examples_per_second": 8.0, "seconds_per_step": 4.0}
+    fourth |= {"validation_bits_per_byte": 1.75}
     lines = [(1, first), (2, second), (3, third), (4, fourth)]
     assert summary_of(write_metrics(tmp_path / "a", lines), 1) == {
         "steps": "4",
@@ -27,6 +28,8 @@ def test_a_summary_has_last_and_best_values_speed_and_time(tmp_path):
         "loss, best": "1.0000 in step 2",
         "held-out f1, last": "0.4000",
         "held-out f1, best": "0.5000 in step 1",
+        "held-out bits per byte, last": "1.7500",
+        "held-out bits per byte, best": "1.5000 in step 3",
         "examples per second, median": "8.0",
         "time in steps": "6 s",
     }

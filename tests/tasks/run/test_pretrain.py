@@ -8,6 +8,7 @@ import sys
 import time
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tensorflow  # noqa: F401 (before the end of the collection, which sets its devices)
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file
 from support.bert import start_bert
 from support.processes import wait_for
 from support.runs import assert_same_end, continues_bit_for_bit, numbers_of
+from support.settings import plan_of, small_run
 from support.tiny_models import TINY_RUN, flags_of, metrics_of
 
 from bert_cli.cli import main
@@ -165,6 +167,16 @@ def test_a_run_says_how_long_it_will_take_before_the_end_of_a_long_step(tmp_path
     pace = r"[\d,.]+ to [\d,.]+ examples/s on this machine, so [\d,]+ d .* for 16,666,666,667 steps"
     assert re.match(pace, after)
     assert "warning: the run takes" in after
+
+
+def test_a_continued_run_says_how_long_the_steps_take_that_are_left(capsys):
+    # A batch of 1 to 4 micro-batches: the last 2 steps of 16 have 8 of the 36.
+    batch = {"micro_batch_size": 2, "grad_acc_steps_per_replica": 4, "start_fraction": 0.25}
+    plan = plan_of(small_run(global_batch=batch, total_num_train_samples=72), None)
+    job = SimpleNamespace(plan=plan, evaluate=None)
+    state = SimpleNamespace(step=plan.total_steps - 2)
+    train._forecast(SimpleNamespace(job=job, state=state)).report(1.0, 2.0)
+    assert "so 8 s to 16 s for 2 steps that are left" in capsys.readouterr().out
 
 
 def test_a_stop_in_the_middle_of_a_long_step_does_not_wait_for_its_end(tmp_path, start):
