@@ -1,6 +1,7 @@
 """Few rows: each is tested once, by a model that has learned no copy of it, and the last model learns all."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -22,7 +23,9 @@ from bert_cli.data.random import chooses
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.tasks.finetune import classify, texts
 from bert_cli.tasks.run import finetune
+from bert_cli.tasks.run.job import Job
 from bert_cli.train.checkpoint import complete_checkpoints
+from bert_cli.train.loop import StoppedError
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +140,33 @@ def test_the_baseline_learns_all_other_folds(base, trained, count):
         results = texts.baselines_of(sets, classify.METRICS, None, folds=folds)
         found = results["regression on words"].scores
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("change", "fold"), [("", 2), ("!", 1)])
+def test_a_fold_with_an_answer_to_each_of_its_texts_is_not_trained_again(
+    base, trained, monkeypatch, change, fold
+):
+    """A text that the first fold tests is not among those that it learns."""
+    again = shutil.copytree(base / "killed", base / f"changed{change}")
+    folds = folds_of(table(base), 2, 42)
+    lines = (base / "train.csv").read_text().splitlines()
+    row = 1 + int(np.flatnonzero(folds[9:] == 0)[0]) + 9  # the first nine have copies
+    lines[row] = lines[row].replace(",", f"{change},", 1)
+    (base / "changed.csv").write_text("\n".join(lines))
+    begun: list[Job] = []
+
+    def stops(job, locks):
+        begun.append(job)
+        raise StoppedError
+
+    monkeypatch.setattr(finetune, "_train_to_end", stops)
+    words = ["--train-file", str(base / "changed.csv"), "--tensorboard-dir", str(base / "curves")]
+    assert main(arguments(base, again, "--seeds", "2", *words)) == 0
+    (job,) = begun
+    assert job.folder == again / f"fold_{fold}"
+    assert job.order.tensorboard_dir == base / "curves" / f"fold_{fold}"
+    steps = np.count_nonzero(folds != fold - 1) / job.plan.examples_per_step
+    assert steps % 1 and job.evaluate_every == math.ceil(steps)
 
 
 def test_a_killed_run_continues_and_ends_as_one_that_was_not(base, trained, capsys):

@@ -15,6 +15,8 @@ from support.tiny_models import metrics_of
 
 from bert_cli.cli import main
 from bert_cli.files import OWN_CHECKSUM, STATE
+from bert_cli.statistics import Score
+from bert_cli.tasks.use.average import verdict_of
 from bert_cli.train.card import CARD
 from bert_cli.train.checkpoint import MODEL, OPTIMIZER, SETTINGS, complete_checkpoints
 
@@ -84,6 +86,20 @@ def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names
     better = "the newest" if low > 0 else "the average" if high < 0 else "no difference"
     assert newest != mean and last.startswith(f"average: {better} ")
     assert f"{mean:.6f}" in bert("evaluate", home.mean).out
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "better"),
+    [
+        (-2, -1, "the average is better"),
+        (-1, 0, "no difference"),
+        (-1, 1, "no difference"),
+        (0, 1, "no difference"),
+        (1, 2, "the newest is better"),
+    ],
+)
+def test_the_interval_of_the_change_says_which_is_better(low, high, better):
+    assert verdict_of(Score((low + high) / 2, low, high, 9, 9)).startswith(better)
 
 
 def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_path, bert):
