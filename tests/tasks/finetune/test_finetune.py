@@ -25,7 +25,7 @@ from bert_cli.parallel.tensorflow.mesh import group_of
 from bert_cli.statistics import identify, mean_of
 from bert_cli.tasks.finetune import classify, texts
 from bert_cli.tasks.model.models import find_tokenizer
-from bert_cli.tasks.run import task, teacher
+from bert_cli.tasks.run import finetune, task, teacher
 from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.tasks.run.task import Result, Scorer, Task
 from bert_cli.tasks.run.teacher import find_labels
@@ -157,6 +157,15 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     again = bert(*arguments(base, run / "seed_6", *words, "--no-do-training", **start))
     assert again.last == scores
     assert str(run / "seed_5") in bert("predict", run, "good", code=4).err
+
+
+def test_the_spread_of_seeds_is_the_standard_deviation_of_a_sample(tmp_path, capsys):
+    seeds = [Result({"f1": mean_of([1] * n + [0] * (4 - n))}) for n in (1, 2, 3)]
+    order = ClassifySettings(save_ckpt_path=tmp_path, baselines=False, seed=5)
+    finetune._report(order, Task(2, None, None, {}), seeds, 0)
+    out = capsys.readouterr().out
+    assert "3 seeds, 5 to 7:" in out and "+- 0.2500  (0.2500, 0.5000, 0.7500); n 4" in out
+    assert json.loads((tmp_path / "scores.json").read_text())["f1"]["standard_deviation"] == 0.25
 
 
 def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypatch):

@@ -19,6 +19,7 @@ CHANGING = {
     "optimizer-opts.learning-rate.schedule-name": "wsd",
     "optimizer-opts.learning-rate.warmup-frac": 0.1,
     "optimizer-opts.learning-rate.decay-frac": 0.3,
+    "optimizer-opts.learning-rate.final-fraction": 0.1,
     "total-num-train-samples": 72,
 }
 """A batch of 2, 4, 6 and then 8 examples, and a decay of the last steps."""
@@ -53,7 +54,8 @@ def test_a_run_with_all_changes_resumes_exactly_across_each(complete, capsys):
     lines = metrics_of(complete)
     assert [line["examples"] for line in lines] == [2] * 6 + [4] * 3 + [6] * 2 + [8] * 5
     rates = [line["learning_rate"] for line in lines]
-    assert rates[5] == max(rates) and rates[-1] == 1e-7 and rates[-2] < rates[-3] < max(rates)
+    assert rates[5] == max(rates) and rates[-1] < rates[-2] < rates[-3] < max(rates)
+    assert rates[-1] == pytest.approx(0.1 * max(rates))
     # The batch grows after step 9, and the learning rate decays from 12 on.
     continues_bit_for_bit(complete, pretrain, 8, 14)
     assert pretrain(complete, global_batch__growth_frac=0.7) != 0
