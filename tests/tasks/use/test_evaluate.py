@@ -1,6 +1,7 @@
 """`bert evaluate`: the held-out metrics of a run's checkpoint are those that the run has computed itself."""
 
 import json
+import shutil
 
 import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
@@ -34,12 +35,14 @@ def test_as_many_examples_are_read_as_are_named(pretrained, tmp_path):
     records = json.loads((pretrained / "records" / "corpus.json").read_text())["records"]
     assert 30 < records < 9999
     # The settings of the run name 30.
-    seven = ["--examples", "7", "--dataset-dir", str(pretrained / "records")]
+    other = shutil.copytree(pretrained / "records", tmp_path / "records")
+    seven = ["--examples", "7", "--dataset-dir", str(other)]
     for flags, number in ((seven, 7), (["--examples", "9999"], records), ([], 30)):
         file = tmp_path / "scores.json"
         words = [*flags, "--json", str(file), "--no-baselines"]
         assert main(["evaluate", str(pretrained / "run"), *words]) == 0
         written = json.loads(file.read_text())
         assert written["examples"] == number
+        assert written["dataset_dir"] == str(other if number == 7 else pretrained / "records")
         scores[number] = written["scores"]
     assert len({score["mlm_loss"] for score in scores.values()}) == 3
