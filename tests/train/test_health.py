@@ -116,7 +116,7 @@ def test_the_unigram_entropy_is_that_of_the_labels_whatever_the_vocabulary():
 @pytest.fixture
 def stuck(tmp_path, write_run):
     """A run whose loss is that of the frequencies after 3,000 steps."""
-    folder = write_run(tmp_path / "runs" / "stuck", 10, total=3000, **SETTINGS)
+    folder = write_run(tmp_path / "runs" / "stuck\nfor long", 10, total=3000, **SETTINGS)
     row = {"mlm_loss": 6.95, "tokens": 1600.0, "unigram_entropy": 6.9}
     write_metrics(folder, ((n, row) for n in range(2900, 3001)), mode="a")
     return folder
@@ -125,7 +125,7 @@ def stuck(tmp_path, write_run):
 def test_bert_runs_prints_the_warning_of_the_last_steps(stuck, bert, capsys):
     assert "is not below" in str(health.warning_of(Run(stuck)))
     assert main(["runs", str(stuck.parent)]) == 0
-    text = f"{stuck}: masked-LM loss 6.95 after 4.8 million tokens is not below"
+    text = "/stuck\\nfor long: masked-LM loss 6.95 after 4.8 million tokens is not below"
     assert text in capsys.readouterr().out
     assert "is not below" in json.loads(bert("runs", stuck.parent, "--json", "-").out)[0]["warning"]
 

@@ -79,6 +79,7 @@ def test_a_measurement_of_pre_training_leaves_only_its_metrics(tmp_path, capsys,
     disk = tmp_path / "disk"
     disk.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    monkeypatch.setattr(measure.machine, "resident_bytes", lambda: (10**9, 3 * 10**9))
     assert main(words(tmp_path)) == 0
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     check(metrics)
@@ -86,7 +87,7 @@ def test_a_measurement_of_pre_training_leaves_only_its_metrics(tmp_path, capsys,
     assert list(disk.iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "metrics.json", "disk"}
     out = capsys.readouterr().out
-    for name in ("examples/s", "model FLOPs utilisation", "input wait"):
+    for name in ("examples/s", "model FLOPs utilisation", "input wait", "3.0 GB  peak"):
         assert name in out
     assert metrics["skipped_steps"] == 0 and "skipped steps" not in out
 

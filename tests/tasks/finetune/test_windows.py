@@ -141,6 +141,8 @@ def test_words_are_labelled_in_windows_as_bert_predict_labels_them(base, bert, c
     blocks = (run / "predictions.conll").read_text().strip().split("\n\n")
     words, _, predicted = zip(*(line.split() for line in blocks[0].splitlines()), strict=True)
     assert len(blocks) == 12 and len(words) == 50
+    # 50 words are 7 windows of 14 that begin 6 apart: 3 epochs of 84 in steps of 16.
+    assert lines_of(run / "metrics.jsonl")[-1]["step"] == 16
     row = bert("predict", run, " ".join(words)).last
     assert tuple(word["label"] for word in row["words"]) == predicted
 

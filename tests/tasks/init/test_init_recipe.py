@@ -93,11 +93,13 @@ def test_the_page_shows_the_table_of_rules():
         assert f"| {name} | {rule['rule'].format(**rule)} | {rule['source']} |" in printed
 
 
-def test_every_choice_is_a_valid_run():
+def test_every_choice_is_a_valid_run_with_micro_batches_for_all_devices():
     for start, machine in itertools.product(STARTS, MACHINES):
         config = pick(10.0, machine, start).config
         settings = PretrainSettings.model_validate(config)
         assert settings.about is not None and str(settings.save_ckpt_path) == "mine/run"
+        micro_batches = config["global_batch"]["grad_acc_steps_per_replica"]
+        assert micro_batches % MACHINES[machine].devices == 0
 
 
 def test_training_a_model_for_sentences_is_warned_of():
@@ -137,6 +139,8 @@ def test_few_epochs_in_the_hours_are_a_warning_with_hours_for_all(megabytes, sta
     reasons = {name: (value, why) for name, value, why in chosen.rows}
     assert reasons["epochs"][0].startswith(f"{few:g}, ")
     assert reasons["epochs"][1].startswith(f"what fits in the hours, of {wanted:g} (")
+    # Of nine tenths of the hours, a fifth more is too long, and 5 % less is not.
+    assert "; the second is more than --hours" in reasons["time"][1]
     every = pick(megabytes, "2 cores", start, hours=enough)
     assert every.config["num_epochs"] == wanted
     fewer = max(hours, 0.9 * (enough - 1))

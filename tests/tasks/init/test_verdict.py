@@ -66,7 +66,9 @@ def test_frequencies_of_seen_tokens_fill_the_masks_instead_of_a_model(tmp_path, 
 
 
 @pytest.mark.parametrize("has_start", [True, False])
-def test_the_test_texts_are_filled_by_the_start_and_the_trained_model(has_start, tmp_path):
+def test_the_test_texts_are_filled_by_the_start_and_the_trained_model(
+    has_start, tmp_path, monkeypatch, bert
+):
     """Train, held-out and test texts differ, and so do both models: any other choice gives other numbers."""
     start, trained = (
         write_model(tmp_path / name, seed=n) for n, name in enumerate(("start", "run"))
@@ -85,11 +87,18 @@ def test_the_test_texts_are_filled_by_the_start_and_the_trained_model(has_start,
     else:
         seen = verdict.bits_per_byte(after, parts["test"], 48, seen=parts["train"])
         expected.insert(0, seen.value)
-    measure, *others = verdict._of_masked_lm(tmp_path)
+    measures = [*verdict._of_masked_lm(tmp_path)]
+    measure, *others = measures
     assert [measure.start, measure.trained] == pytest.approx(expected, rel=1e-5)
     assert measure.gain.value == pytest.approx(expected[0] - expected[1], rel=1e-5)
     assert measure.gain.n == 3 and [other.gain.n > 10 for other in others] == [True] * has_start
     assert ("frequencies" in measure.name) != has_start
+    (trained / "step_00000001").mkdir()
+    (trained / "step_00000001/state.json").write_text("{}")
+    monkeypatch.setattr(verdict, "_of_masked_lm", lambda _: measures)
+    *_, note, last = bert("verdict", tmp_path).out.splitlines()
+    assert note == "fewer than 6 documents show no difference; use more text"
+    assert last == f"NO DIFFERENCE: gain {measure.gain:+.3f}, {measure.name}"
 
 
 def test_labels_are_judged_on_half_of_the_texts_beside_the_best_baseline_of_the_other(tmp_path):
