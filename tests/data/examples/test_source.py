@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from support.corpora import (
+    WORDS,
     S,
     dynamic_records,
     examples_of,
@@ -99,7 +100,7 @@ WRONG = [
     ("static", with_values(input_mask=(-1, 2)), f"input_mask has 2{OUTSIDE}"),
     ("static", with_values(segment_ids=(-1, 7)), f"segment_ids has 7{OUTSIDE}"),
     ("static", with_values(masked_lm_positions=(-1, 500)), f"masked_lm_positions has 500{OUTSIDE}"),
-    ("static", with_values(masked_lm_ids=(-1, 99_999)), f"masked_lm_ids has 99999{OUTSIDE}"),
+    ("static", with_values(masked_lm_ids=(-1, WORDS)), f"masked_lm_ids has {WORDS}{OUTSIDE}{WORDS - 1}"),
     ("static", with_values(masked_lm_weights=(-1, np.nan)), f"masked_lm_weights has nan{OUTSIDE}"),
     ("static", with_values(next_sentence_labels=(-1, 9)), f"next_sentence_labels has 9{OUTSIDE}"),
     ("static", with_bytes(STATIC, "input_ids", varint(2**64 - 3) * S), f"input_ids has -3{OUTSIDE}"),

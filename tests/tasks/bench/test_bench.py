@@ -12,7 +12,7 @@ from bert_cli.cli import main
 
 # Before the first run, so that the CPU is split into logical devices for all of them.
 pytest.importorskip("tensorflow")
-from bert_cli.tasks.bench import measure
+from bert_cli.tasks.bench import measure, run
 
 STEPS, WARMUP = 3, 1  # an odd number has an exact median
 # Sizes that differ from one another, for the operations that `test_measure.py` counts.
@@ -90,6 +90,8 @@ def test_a_measurement_of_pre_training_leaves_only_its_metrics(tmp_path, capsys,
     for name in ("examples/s", "model FLOPs utilisation", "input wait", "3.0 GB  peak"):
         assert name in out
     assert metrics["skipped_steps"] == 0 and "skipped steps" not in out
+    metrics |= {"step_seconds": {"low": 1, "median": 2, "high": 8}, "other_fraction": 0.5}
+    assert run._rows(metrics)[-1] == ("other", "50.0%", "1 s of a step")
 
 
 def test_packs_count_as_their_sequences_and_json_on_standard_output_is_alone(tmp_path, bert):

@@ -126,6 +126,20 @@ def test_shortened_vectors_are_scored_predicted_and_ranked(home, trained, bert, 
     assert similarities == pytest.approx(sorted(cosines.values(), reverse=True)[:4], abs=1e-5)
 
 
+def test_scores_of_other_pairs_are_of_other_examples(home, tmp_path):
+    text = (home / "sts.csv").read_text()
+    shape = {"bert_config": TINY.model_dump(), "do_validation": True, "do_training": False}
+    vectors = np.random.default_rng(0).standard_normal((2, 36, TINY.hidden_size))
+    examples = []
+    for pairs_file in (text, text, text.replace("\n", "\nother ", 1)):
+        (tmp_path / "sts.csv").write_text(pairs_file)
+        settings = settings_of(**shape, validation_file=tmp_path / "sts.csv")
+        task = embed.build(settings, read_tokenizer(home / "plain"), None)
+        result = task.evaluate(dict(zip(("first", "second"), vectors, strict=True)))
+        examples.append(result.samples["spearman"].examples.digest)
+    assert examples[0] == examples[1] != examples[2]
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [({}, ("cls", 24)), ({"pooling": "mean", "max_seq_length": 16}, ("mean", 16))],

@@ -155,6 +155,13 @@ def test_questions_without_an_answer_get_an_empty_one(base, capsys):
     dev = base / "dev-v2.0.json"
     official = official_scores(dev, run / "predictions.json", version_2=True)
     assert official == {n: score for n, score in scores.items() if not n.endswith("total")}
+    # A threshold that is passed is kept, 0 too.
+    values = {**SIZES, "validation_file": dev, "do_training": False, "cache_dir": None}
+    values |= {"version_2": True, "null_score_diff_threshold": 0.0}
+    task = squad.build(SquadSettings.model_validate(values), read_tokenizer(base / "model"), None)
+    logits = np.eye(len(task.development["validation"].tokens), 2, dtype=np.float32)
+    result = task.evaluate({"validation": logits})
+    assert (result.note, result.run_files["null_threshold.json"]) == ("", {"threshold": 0.0})
 
 
 # --- GLUE
@@ -163,17 +170,18 @@ GLUE = ["glue", "--do-test", "--glue-task"]
 LABELS = ["entailment", "neutral", "contradiction"]
 ROTATED = [LABELS[2], *LABELS[:2]]  # its inverse is another order
 HEADS = ("classifier.weight", "classifier.bias")
+FIRST = 100  # index, so that an index is not the number of its row
 
 
 def write_glue(folder, rows, columns, make, files=("train", "dev", "test")):
-    """Write rows of texts and a label; those of a test set have an index and no label."""
+    """Write rows of an index, texts and a label; those of a test set have no label."""
     folder.mkdir(parents=True)
     for seed, name in enumerate(files, 1):
         draw = np.random.default_rng(seed)
         lines = [columns, *(make(draw) for _ in range(rows))]
-        if name.startswith("test"):
-            index = ["index", *map(str, range(rows))]
-            lines = [[own, *line[:-1]] for own, line in zip(index, lines, strict=True)]
+        index = ["index", *map(str, range(FIRST, FIRST + rows))]
+        end = -1 if name.startswith("test") else None
+        lines = [[own, *line[:end]] for own, line in zip(index, lines, strict=True)]
         (folder / f"{name}.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
 
 
@@ -194,14 +202,15 @@ def entailed(base):
 def test_mnli_is_scored_on_both_sets_and_predicted_for_both_files_of_the_server(entailed):
     scores = scores_of(entailed)
     assert list(scores) == ["accuracy", "accuracy_mismatched"]
+    index = [*map(str, range(FIRST, FIRST + 45))]
     for name, score in zip(("", "_mismatched"), scores.values(), strict=True):
         rows = lines_of(entailed / f"predictions{name}.jsonl")
-        assert len(rows) == 45 and {"text", "second"} < set(rows[0])
+        assert [row["id"] for row in rows] == index and {"text", "second"} < set(rows[0])
         assert np.mean([row["label"] == row["predicted"] for row in rows]) == score > 0.7
     for seed, name in ((4, "MNLI-m.tsv"), (5, "MNLI-mm.tsv")):
         header, *lines = (entailed / name).read_text().splitlines()
         numbers, predicted = zip(*(line.split("\t") for line in lines), strict=True)
-        assert header == "index\tprediction" and numbers == tuple(map(str, range(45)))
+        assert header == "index\tprediction" and [*numbers] == index
         draw = np.random.default_rng(seed)
         assert np.mean([premise(draw)[2] == label for label in predicted]) > 0.7
 

@@ -66,6 +66,17 @@ def test_the_instructions_that_matter_are_listed(files):
         assert levels(machine.check_precision, precision, kind) == [level]
 
 
+def test_the_fastest_precision_is_one_that_every_device_has(files, monkeypatch):
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
+    for shown, precision in (("8.0\n9.0\n", "mixed_bfloat16"), ("8.0\n7.5\n", "mixed_float16")):
+        done = SimpleNamespace(stdout=shown)
+        monkeypatch.setattr(machine.subprocess, "run", lambda *_, done=done, **__: done)
+        assert machine.fastest_precision("GPU") == precision
+    assert machine.fastest_precision("CPU") == "mixed_bfloat16"
+    files["/proc/cpuinfo"] = "flags : fpu avx2\n"
+    assert machine.fastest_precision("CPU") == "float32"
+
+
 def test_the_limits_of_a_container_count(files, monkeypatch):
     for quota, cores in (("max 100000\n", None), ("", None), ("250000 100000\n", 2.5)):
         files["/sys/fs/cgroup/cpu.max"] = quota
