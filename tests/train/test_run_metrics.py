@@ -109,6 +109,16 @@ def test_the_pace_excludes_the_first_step_and_the_time_between_steps(clock):
     assert speed["seconds_left"] == 14.0
 
 
+def test_the_time_left_counts_the_micro_batches_of_each_step(clock):
+    """They double, and take a second each."""
+    micro_batches = (0, 1, 2, 4, 8)
+    pace = Pace(4, micro_batches.__getitem__)
+    for step in (1, 2, 3):
+        clock.now += micro_batches[step] - micro_batches[step - 1]
+        speed = pace.after_step(step, 64.0, 640.0)
+    assert speed["seconds_left"] == 4.0
+
+
 class ClosedTerminal(Terminal):
     def write(self, text: str) -> int:
         raise OSError(5, "Input/output error")

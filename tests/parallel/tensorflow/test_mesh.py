@@ -35,6 +35,7 @@ def test_the_gpus_of_a_host_are_divided_among_its_processes(monkeypatch):
     assert runtime.gpus_of(Processes(())) == gpus
     assert runtime.gpus_of(Processes(WORKERS, 1)) == gpus[2:]
     assert runtime.gpus_of(Processes(WORKERS, 2)) == gpus
+    assert runtime.gpus_of(Processes(("a:1", "b:1", "b:2"), 1)) == gpus[:2]
     # A scheduler has divided them already.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     assert runtime.gpus_of(Processes(WORKERS, 1)) == gpus

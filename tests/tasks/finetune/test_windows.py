@@ -99,6 +99,9 @@ def test_scoring_and_an_average_read_the_windows_of_the_training(base, trained, 
     assert main([*map(str, words), "--cache-dir", "null"]) == 0
     assert f"doc_stride is {STRIDE}, as in the training of" in capsys.readouterr().out
     assert scores_of(base / "scored") == scores_of(trained)
+    words += ["--doc-stride", STRIDE + 1]
+    assert main([*map(str, words), "--cache-dir", "null"]) == 0
+    assert "doc_stride is" not in capsys.readouterr().out
     assert main(["average", str(trained), str(base / "average"), "--last", "2"]) == 0
     assert not (base / "average" / "decision.json").exists()
     capsys.readouterr()

@@ -114,10 +114,11 @@ def test_a_run_killed_at_any_moment_resumes_bit_for_bit(complete, tmp_path, star
     assert len(kept) < STEPS == len(complete_checkpoints(complete))
     assert all(moment.any() for moment in load_file(kept[-1] / OPTIMIZER).values())
     # Settings that do not change numbers may change.
-    pretrain(tmp_path, log_every_steps=3, keep_checkpoints=1)
+    pretrain(tmp_path, log_every_steps=3, keep_checkpoints=1, keep_every_steps=STEPS - 1)
     assert_same_end(tmp_path, complete)
     assert numbers_of(tmp_path) == numbers_of(complete)
-    assert len(complete_checkpoints(tmp_path)) == 1
+    names = [path.name for path in complete_checkpoints(tmp_path)]
+    assert names == [f"step_{step:08d}" for step in (STEPS - 1, STEPS)]
     assert not list(tmp_path.glob(".partial*"))
 
 
