@@ -287,9 +287,10 @@ def test_a_terminal_gets_cells_of_several_lines_and_colours_unless_it_wants_none
 def test_a_row_is_one_plain_line_where_there_is_no_terminal(capsys):
     long = "/a/very/long/folder" * 20
     print_help(HELP)
-    print_table(("run", "step"), [(long, "7"), ("b [bold]", "1,234")], right=[1])
+    print_table(("run", "step"), [(long, "7"), ("b [bold]", "1,234"), ("\x1b[2J", "0")], right=[1])
     lines = capsys.readouterr().out.removeprefix(HELP).splitlines()
     assert lines[0].split() == ["run", "step"]
     assert lines[1].split() == [long, "7"]
     assert lines[2].startswith("b [bold]") and len(lines[2]) == len(lines[1])
+    assert lines[3].split() == ["\\x1b[2J", "0"]
     assert not any(line.endswith(" ") for line in lines)

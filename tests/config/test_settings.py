@@ -3,13 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
 from support.orders import order
 from support.settings import RUN
 
 from bert_cli.commands import COMMANDS
 from bert_cli.config.data import TokenizeSettings
 from bert_cli.planning.layout import propose
-from bert_cli.settings.markers import recorded
+from bert_cli.settings.markers import RECORDED, marked, recorded
 from bert_cli.settings.settings import Settings
 
 
@@ -37,6 +38,24 @@ def test_a_manifest_records_the_marked_settings():
     assert manifest["masking"] == "static" and manifest["random_seed"] == 12345
     assert manifest["nsp"] is False and manifest["cased"] is False
     assert not {"input", "out", "vocab", "processes", "executor"} & {*manifest}
+
+
+WHERE = {"dump", "input", "folder", "out", "processes", "executor", "scheduler"}
+NOT_MARKED = {
+    "download": set(),
+    # Written into the manifest by their content or their result.
+    "extract": {"keep_damaged", "templates", "with_program"},
+    "preprocess": {"language", "sentence_splitter", "strict"},
+    "vocab": {"extend", "split_chinese", "strip_accents"},
+    "tokenize": {"vocab"},
+    "index": {"check"},
+}
+
+
+@pytest.mark.parametrize("command", NOT_MARKED)
+def test_a_setting_of_a_data_step_is_recorded_unless_it_changes_no_byte(command):
+    kind = COMMANDS[command].settings_class()
+    assert {*kind.model_fields} - marked(kind, RECORDED) - WHERE == NOT_MARKED[command]
 
 
 def test_numbers_switches_and_texts_of_all_settings_have_their_defaults():

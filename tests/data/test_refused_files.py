@@ -69,6 +69,7 @@ SPELLINGS = {"1": "1.0", "pos": "Pos", "a b": "ab", "07": "7", "1e1": "10", "STR
 TABLES = [
     (untitled, "a.txt", "\ufeff\n", "is empty"),
     (untitled, "a.txt", b"one\ntwo\nna\xefve\n", r"\(line 3\): byte 0xEF is not UTF-8"),
+    (text, "a.txt", b"one\n" * 300_000 + b"na\xefve\n", r"\(line 300001\): byte 0xEF is not UTF-8"),
     (table, "a.txt", "one\n", "has a text on each line, not the columns 'text', 'label'"),
     (untitled, "a.txt.gz", gzip.compress(b"a\nb\n" * 1000)[:-20], "the gzip data are damaged or cut off"),
     (untitled, "a.txt.gz", b"not gzip", r"\(line 1\): has a name for gzip, but"),

@@ -230,6 +230,8 @@ def test_memory_that_a_larger_micro_batch_would_use_is_named():
     larger = chosen.with_batch(micro_batch_size=size, grad_acc_steps_per_replica=accumulation)
     assert layout.fits(larger, 80 * GB)
     assert layout.idle_memory(chosen, "GPU", 5 * GB) == []
+    (line,) = layout.idle_memory(settings(accumulation=2), "GPU", 80 * GB)
+    assert "grad-acc-steps-per-replica 1" in line
 
 
 def test_a_larger_micro_batch_leaves_a_pipeline_hardly_more_idle():

@@ -193,6 +193,7 @@ MISTAKES = [
     ("evaluate run --dataset-dir absent", 3, "dataset_dir (absent): no such folder"),
     ("shrink bare new --layers 0,2", 2, "layers (2): is not among the layers 0 to 1"),
     ("shrink bare new --layers 1,0", 2, "layers (--layers): are not in ascending order"),
+    ("shrink bare new --layers 0,0", 2, "layers (--layers): are not in ascending order"),
     ("shrink modern new --layers 0", 2, "different windows of attention"),
     # --- texts, labels and teachers of fine-tuning
     (f"{CLASSIFY} {FROM} --label-column lable", 3, "did you mean 'label'?"),

@@ -140,12 +140,20 @@ def test_a_file_of_word_has_headings_rows_and_notes_and_no_deleted_text(tmp_path
         + f"<mc:AlternateContent><mc:Fallback>{paragraph('Twice.')}</mc:Fallback></mc:AlternateContent>"
     )
     notes = f"<w:footnotes {SPACES}><w:footnote>{paragraph('A note.')}</w:footnote></w:footnotes>"
+    ends = f"<w:endnotes {SPACES}><w:endnote>{paragraph('The end.')}</w:endnote></w:endnotes>"
     core = f"<core {SPACES}><dc:title>Sailing: a guide</dc:title></core>"
-    others = {"word/footnotes.xml": notes, "docProps/core.xml": core}
+    others = {"word/footnotes.xml": notes, "word/endnotes.xml": ends, "docProps/core.xml": core}
     data = made_docx(body, STYLES, others)
     title, text = read(tmp_path / "a.docx", data)
     assert title == "Sailing: a guide"
-    assert text == ["## Sails", "###### Mast", "A sail-cloth.", "Name\tValue", "A note."]
+    assert text == [
+        "## Sails",
+        "###### Mast",
+        "A sail-cloth.",
+        "Name\tValue",
+        "A note.",
+        "The end.",
+    ]
 
 
 def test_an_opendocument_text_has_headings_and_no_comments(tmp_path):

@@ -14,10 +14,10 @@ from support.processes import alive, wait_for
 from support.shards import make_inputs, prepared_shards, shout, start_shout, tree
 from support.terminal import Terminal
 
-from bert_cli import progress
+from bert_cli import files, progress
 from bert_cli.data.io import manifest
 from bert_cli.data.io.inputs import find_files
-from bert_cli.data.io.manifest import Shard, Stats, Step, read_manifest
+from bert_cli.data.io.manifest import Shard, Stats, Step, make_shard, read_manifest
 from bert_cli.data.workers import runner
 from bert_cli.data.workers.runner import Workers, run_shards
 from bert_cli.errors import DataError
@@ -263,6 +263,14 @@ def test_the_plan_counts_what_is_left_and_rejects_a_full_disk(tmp_path, capsys, 
     free = 0  # nothing is left to write, however wrong the estimate was
     run(shards, out, expected_bytes=9_000)
     assert "3 shards, nothing to write (1.1 kB are there)" in capsys.readouterr().out
+
+
+def test_the_files_of_a_shard_are_forced_to_the_disk_before_it_counts(tmp_path, monkeypatch):
+    forced: list[Path] = []
+    monkeypatch.setattr(files, "fsync_paths", forced.extend)
+    make_shard(make_inputs(tmp_path, 1)[0], tmp_path / "work", shout)
+    folder = tmp_path / "work/out"
+    assert {folder / "00", folder / "00.index"} <= {*forced}
 
 
 def test_checksums_are_crc32c_and_only_files_written_since_are_read_again(tmp_path, monkeypatch):

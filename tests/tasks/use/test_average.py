@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from support.tiny_models import metrics_of
 
 from bert_cli.cli import main
+from bert_cli.data.finetune.labels import DECISION
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.statistics import Score
 from bert_cli.tasks.use.average import verdict_of
@@ -121,8 +122,10 @@ def test_a_run_of_fine_tuning_is_averaged_and_not_scored(copied, tmp_path, bert)
     (copied / "settings.json").write_text('{"format": 1, "command": "glue", "glue_task": "mrpc"}')
     for path in complete_checkpoints(copied):
         (path / OPTIMIZER).write_bytes(b"cut")  # moments are not averaged, so not read either
+        (path / DECISION).write_text("{}")  # of the weights of this checkpoint alone
     said = bert(*average(copied, tmp_path / "out")).out
     assert "not scored; only runs of pretrain are scored, not glue mrpc" in said
+    assert not (tmp_path / "out" / DECISION).exists()
     said = bert(*average(copied, tmp_path / "two", "--validation-dir", "x"), code=2).err
     assert "validation_dir (x): has no effect on a run of glue mrpc" in said
 

@@ -631,6 +631,18 @@ def test_a_text_that_just_fits_is_not_truncated(name, models, capsys, tmp_path):
     assert [row.get("truncated") for row in rows] == [None, True]
 
 
+def test_the_length_of_a_model_of_texts_marks_what_it_cuts_and_a_longer_one_wins(
+    models, capsys, tmp_path
+):
+    folder = write_pooling(shutil.copytree(models["bare"], tmp_path / "model"), "mean", 32, 6)
+    texts = ["the cat sat on the mat in paris", "a dog", "paris"]
+    path = as_file(tmp_path, "a.jsonl", *({"text": text} for text in texts))
+    words = ["the cat", "--task", "similarity", "--input", path]
+    for limit, marked in (([], {texts[0]}), (["--max-seq-length", 20], set())):
+        rows = predict(capsys, folder, *words, *limit)
+        assert {row["text"] for row in rows if row.get("truncated")} == marked
+
+
 def test_opening_a_model_draws_no_weights_and_copies_no_kernel(models, monkeypatch):
     """ModernBERT with 20 MB of weights took 77 MB to open; random values and copies were 26 of them."""
     monkeypatch.setattr(build, "initial_value", None)
