@@ -25,9 +25,9 @@ Usual = Annotated[T, USUAL]
 PATH = "path or name"
 # A path, or instead of it a name.
 PathOrName = Annotated[str, PATH]
-ADDRESS = "path or address"
+ADDRESS = "address"
 # A path, or instead of it the address of a service.
-PathOrAddress = Annotated[str, PATH, ADDRESS]
+PathOrAddress = Annotated[PathOrName, ADDRESS]
 FIXED = "fixed"
 # A setting that decides the numbers of a run: a checkpoint continues only with the same value.
 Fixed = Annotated[T, FIXED]
@@ -59,18 +59,20 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 def is_path(about: FieldInfo) -> bool:
     """Return whether a setting holds a path, several paths, a PathOrName, or a PathOrAddress."""
-    return _holds(about, Path) or _holds(about, PATH)
+    return not {Path, PATH}.isdisjoint(_parts_of(about))
 
 
 def takes_address(about: FieldInfo) -> bool:
     """Return whether a setting may be an address instead of a path."""
-    return _holds(about, ADDRESS)
+    return ADDRESS in _parts_of(about)
 
 
-def _holds(part: object, kind: object) -> bool:
-    if isinstance(part, FieldInfo):
-        return any(_holds(inner, kind) for inner in (part.annotation, *part.metadata))
-    return part == kind or any(_holds(inner, kind) for inner in get_args(part))
+def _parts_of(about: FieldInfo) -> list[object]:
+    """Return the type of a setting and its markers, with the types and markers in them."""
+    parts: list[object] = [about.annotation, *about.metadata]
+    for part in parts:
+        parts += get_args(part)  # the loop reaches them, too
+    return parts
 
 
 def group_of(annotation: Any) -> type[BaseModel] | None:

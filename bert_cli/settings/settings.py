@@ -38,7 +38,7 @@ class Unless(NamedTuple):
 Need = str | tuple[Any, ...] | Unless
 Needs = Mapping[str, Need | list[Need]]
 # Start of an address such as `s3://bucket/records`.
-ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)")
+START_OF_ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*(::|://)")
 # Bound of the absolute value of integers, as for int64.
 INTEGERS = 2**63
 
@@ -97,12 +97,8 @@ class Settings(BaseModel):
         if "" in values and is_path(about):
             raise SettingError("", "is empty", "use a path, '.' for the current folder")
         if is_path(about):
-            for path in values:
-                # Path would drop one of its slashes.
-                if isinstance(path, str) and ADDRESS.match(path) and not takes_address(about):
-                    problem = f"{path} is an address, but this command needs local files"
-                    remedy = "copy them here first, for example with `aws s3 sync`"
-                    raise SettingError("", problem, remedy)
+            if not takes_address(about):
+                _refuse_addresses(values)
             is_opened = (info.context or {}).get("is_opened", lambda name: False)
             value = _expand(value, is_opened(info.field_name))
         if not all(map(is_utf8, values)):
@@ -182,6 +178,15 @@ class NewOutSettings(Shared):
 
     out: Positional[Path]
     """Output folder; new or empty."""
+
+
+def _refuse_addresses(paths: list[Any]) -> None:
+    for path in paths:
+        # Path would drop one of its slashes.
+        if isinstance(path, str) and START_OF_ADDRESS.match(path):
+            problem = f"{path} is an address, but this command needs local files"
+            remedy = "copy them here first, for example with `aws s3 sync`"
+            raise SettingError("", problem, remedy)
 
 
 def _expand(path: Any, is_opened: bool) -> Any:

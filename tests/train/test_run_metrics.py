@@ -110,7 +110,7 @@ def test_the_pace_excludes_the_first_step_and_the_time_between_steps(clock):
 
 
 def test_the_time_left_counts_the_micro_batches_of_each_step(clock):
-    """They double, and take a second each."""
+    """A micro-batch takes a second; steps have 1, 1, 2 and 4."""
     micro_batches = (0, 1, 2, 4, 8)
     pace = Pace(4, micro_batches.__getitem__)
     for step in (1, 2, 3):

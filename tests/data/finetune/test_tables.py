@@ -273,9 +273,10 @@ def test_labels_of_parquet_files_have_their_names_and_no_type_of_number_or_text(
         else:
             assert {*names} == {*expected[:2]}
             assert " ".join(names[n] for n in result.labels) == expected[2]
-    for number in (-1, 2):  # has no name
-        table = table.set_column(1, "label", [pyarrow.array([1, 0, number])])
-        about = {"huggingface": json.dumps({"info": {"features": {"label": one}}})}
+    # The names have the numbers 0 and 1.
+    about = {"huggingface": json.dumps({"info": {"features": {"label": one}}})}
+    for number in (-1, 2):
+        table = pyarrow.table({"text": ["a", "b", "c"], "label": [1, 0, number]})
         parquet.write_table(table.replace_schema_metadata(about), tmp_path / "a.parquet")
         with pytest.raises(DataError, match=r"\(row 3\): 'label' is empty or not a label"):
             read(tmp_path / "a.parquet")

@@ -168,7 +168,7 @@ def test_an_opendocument_text_has_headings_and_no_comments(tmp_path):
 
 
 def test_a_book_is_read_in_the_order_of_its_spine(tmp_path):
-    order = ["b", "the c", "a"]
+    order = ["b", "the c", "a"]  # a blank is %20 in the list of files
     chapters = {n: f"<html><body><h1>{n}</h1><p>It is.</p></body></html>" for n in sorted(order)}
     title, text = read(tmp_path / "a.epub", made_epub(chapters, order, "The Sea"))
     assert title == "The Sea" and text[::2] == ["# b", "# the c", "# a"]

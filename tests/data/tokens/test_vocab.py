@@ -299,9 +299,9 @@ def test_an_extension_has_the_most_frequent_pieces_that_the_text_needs(tmp_path,
     assert list(new_pieces("often", lines, "+20", 4)) == ["zebra"]
     assert list(new_pieces("seldom", lines, "+20", 2)) == ["zebra", "zest"]
     assert list(new_pieces("none", lines, "+0", 2)) == []
-    base = train(tmp_path, "another base", 101, SENTENCES)
+    other = train(tmp_path, "another base", 101, SENTENCES)
     with pytest.raises(DataError, match=r"other settings .*extends was"):
-        new_pieces("none", lines, "+0", 2)
+        train(tmp_path, "none", "+0", lines, extend=str(other))
 
 
 def test_the_same_text_gives_the_same_bytes_in_another_process(tmp_path):

@@ -149,5 +149,5 @@ def test_warm_up_and_one_slow_step_change_no_rate_and_the_fractions_add_up_to_on
     assert metrics["other_fraction"] == pytest.approx((0.5 + 0.9 + 300.0) / 306.0)
     assert metrics["step_seconds"] == {"median": 4.0, "low": 3.0, "high": 152.0}
     assert measure.summarize([step(7.0)], 0)["step_seconds"]["high"] == 7.0
-    skipped = [step(1.0, skipped=number) for number in (1, 2, 3, 3)]
-    assert [measure.summarize(skipped, warmup)["skipped_steps"] for warmup in (2, 0)] == [1, 3]
+    skipped = [step(1.0, skipped=number) for number in (1, 2, 3, 4)]
+    assert [measure.summarize(skipped, warmup)["skipped_steps"] for warmup in (2, 0)] == [2, 4]

@@ -146,6 +146,7 @@ def test_a_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, bert, m
         expit(np.concatenate([session.run(["logits"], columns)[0] for columns in inputs]))
         for session in map(onnxruntime.InferenceSession, (exact, out / "model.onnx"))
     )
+    assert (out / "made_from.txt").read_text().endswith(" int8")
     thresholds = json.loads((out / "decision.json").read_text())["thresholds"]
     names = json.loads((out / "config.json").read_text())["id2label"].values()
     assert [*thresholds] == [*names] == [*answers[0]["probabilities"]]

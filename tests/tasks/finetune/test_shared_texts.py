@@ -115,12 +115,14 @@ def test_other_judgements_of_the_same_texts_are_other_examples(tmp_path):
     write_model(tmp_path / "model")
     files = {**asked(tmp_path, "validation", SCORED), "train_file": None, "do_training": False}
     settings = EmbedSettings.model_validate({"bert_config": TINY.model_dump(), **files})
-    names = set()
+    fingerprints = set()
     for document in (1, 2, 1):
         judged = f"query-id\tcorpus-id\tscore\n0\t{document}\t1\n1\t0\t1\n2\t0\t1\n"
         (tmp_path / "qrels/dev.tsv").write_text(judged)
-        names.add(embed.build(settings, read_tokenizer(tmp_path / "model"), None).fingerprint)
-    assert len(names) == 2
+        fingerprints.add(
+            embed.build(settings, read_tokenizer(tmp_path / "model"), None).fingerprint
+        )
+    assert len(fingerprints) == 2
 
 
 def test_a_run_counts_repeated_texts_and_holds_out_all_copies_of_a_text_or_none(tmp_path, capsys):

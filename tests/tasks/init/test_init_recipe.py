@@ -139,7 +139,7 @@ def test_few_epochs_in_the_hours_are_a_warning_with_hours_for_all(megabytes, sta
     reasons = {name: (value, why) for name, value, why in chosen.rows}
     assert reasons["epochs"][0].startswith(f"{few:g}, ")
     assert reasons["epochs"][1].startswith(f"what fits in the hours, of {wanted:g} (")
-    # Of nine tenths of the hours, a fifth more is too long, and 5 % less is not.
+    # The plan fills 90 % of the hours. With 20 % more time it exceeds them; with 5 % less it does not.
     assert "; the second is more than --hours" in reasons["time"][1]
     every = pick(megabytes, "2 cores", start, hours=enough)
     assert every.config["num_epochs"] == wanted

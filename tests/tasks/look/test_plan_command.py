@@ -47,6 +47,8 @@ def test_the_model_is_named_and_whether_it_is_the_default(bert):
 
 
 def test_a_layout_that_fits_is_confirmed_and_one_that_does_not_is_refused_after_the_table(bert):
+    exact = bert(*BASE, "--devices", "16", "--memory", "16GB").out
+    assert "fits: device 1 needs" in exact and "unused" not in exact
     text = bert(*BASE, "--devices", "17", "--memory", "16GB").out
     assert "\n1 of 17 devices unused\n" in text
     assert "fits: device 1 needs" in text and "12.8 GB of 16.0 GB are usable" in text

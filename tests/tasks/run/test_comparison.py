@@ -116,7 +116,7 @@ def test_one_group_of_examples_proves_nothing(capsys):
     assert "cannot be compared: all examples are one group" in capsys.readouterr().out
 
 
-def test_other_judgements_and_other_texts_have_other_baselines(tmp_path):
+def test_other_judgements_texts_or_training_examples_have_other_baselines(tmp_path):
     kept = []
     for judged in ([{0: 1.0}, {1: 1.0}], [{0: 1.0}, {0: 1.0}]):
         retrieval = Retrieval(["a good day", "a bad day"], ["good day", "bad day"], judged)

@@ -162,7 +162,7 @@ def test_settings_of_dynamic_records_fit_held_out_and_mixed_static_ones(home, ca
     assert "has the records that the run trains on" in capsys.readouterr().err
 
 
-def test_the_masked_copies_of_a_text_are_no_more_tokens_of_it(home):
+def test_masked_copies_do_not_count_as_more_text(home):
     for_each = []
     for name in ("two", "static"):
         settings = settings_of(dataset_dir=str(home / name), bert_config={"vocab_size": 400})

@@ -170,8 +170,8 @@ def test_a_run_says_how_long_it_will_take_before_the_end_of_a_long_step(tmp_path
     assert "warning: the run takes" in after
 
 
-def test_a_continued_run_says_how_long_the_steps_take_that_are_left(capsys):
-    # A batch of 1 to 4 micro-batches: the last 2 steps of 16 have 8 of the 36.
+def test_a_continued_run_says_how_long_its_remaining_steps_take(capsys):
+    # The batch grows from 1 to 4 micro-batches; of all 36, the last 2 steps have 8.
     batch = {"micro_batch_size": 2, "grad_acc_steps_per_replica": 4, "start_fraction": 0.25}
     plan = plan_of(small_run(global_batch=batch, total_num_train_samples=72), None)
     job = SimpleNamespace(plan=plan, evaluate=None)

@@ -8,7 +8,7 @@ from bert_cli.config.finetune import ClassifySettings
 from bert_cli.tasks.run.resolve import with_shape_of
 
 
-def test_a_part_of_the_shape_that_is_set_wins_over_that_of_the_model():
+def test_a_dropout_that_is_set_wins_over_that_of_the_model():
     model = SimpleNamespace(config=TINY.model_copy(update={"hidden_dropout_prob": 0.5}))
     shape = {"hidden_dropout_prob": 0.2}
     order = ClassifySettings.model_validate({"train_file": "a.csv", "bert_config": shape})

@@ -122,7 +122,7 @@ def test_a_run_of_fine_tuning_is_averaged_and_not_scored(copied, tmp_path, bert)
     (copied / "settings.json").write_text('{"format": 1, "command": "glue", "glue_task": "mrpc"}')
     for path in complete_checkpoints(copied):
         (path / OPTIMIZER).write_bytes(b"cut")  # moments are not averaged, so not read either
-        (path / DECISION).write_text("{}")  # of the weights of this checkpoint alone
+        (path / DECISION).write_text("{}")  # it holds for these weights alone
     said = bert(*average(copied, tmp_path / "out")).out
     assert "not scored; only runs of pretrain are scored, not glue mrpc" in said
     assert not (tmp_path / "out" / DECISION).exists()

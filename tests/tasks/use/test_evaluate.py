@@ -34,15 +34,19 @@ def test_as_many_examples_are_read_as_are_named(pretrained, tmp_path):
     scores = {}
     records = json.loads((pretrained / "records" / "corpus.json").read_text())["records"]
     assert 30 < records < 9999
-    # The settings of the run name 30.
-    other = shutil.copytree(pretrained / "records", tmp_path / "records")
+    own = pretrained / "records"
+    other = shutil.copytree(own, tmp_path / "records")
     seven = ["--examples", "7", "--dataset-dir", str(other)]
-    for flags, number in ((seven, 7), (["--examples", "9999"], records), ([], 30)):
+    for flags, number, folder in (
+        (seven, 7, other),
+        (["--examples", "9999"], records, own),
+        ([], 30, own),  # as the settings of the run say
+    ):
         file = tmp_path / "scores.json"
         words = [*flags, "--json", str(file), "--no-baselines"]
         assert main(["evaluate", str(pretrained / "run"), *words]) == 0
         written = json.loads(file.read_text())
         assert written["examples"] == number
-        assert written["dataset_dir"] == str(other if number == 7 else pretrained / "records")
+        assert written["dataset_dir"] == str(folder)
         scores[number] = written["scores"]
     assert len({score["mlm_loss"] for score in scores.values()}) == 3

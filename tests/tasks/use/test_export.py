@@ -329,14 +329,14 @@ def test_an_int8_graph_multiplies_integers_and_has_no_weights_in_float32(
     long = {field: f"{text} " * 20 for field, text in row.items()}  # more than 40 positions
     texts.write_text(f"{json.dumps(row)}\n" * 19 + f"{json.dumps(long)}\n" * 9)
     monkeypatch.setattr(int8, "MAX_TEXTS", 20)
-    monkeypatch.setattr(int8, "LEAST_AGREEMENT", 1.1)  # all predictions are equal
+    monkeypatch.setattr(int8, "LEAST_AGREEMENT", 1.1)  # so that every graph is doubtful
     words = ["--format", "onnx", "--precision", "int8", "--compare-on", texts]
     bert_export(models[name], tmp_path / "out", *words)
     printed = capfd.readouterr()
     said = re.search(r"int8 against float32 on 20 examples: fraction .* \d\.\d{4}", printed.out)
     assert said and f"I{said[0][1:]}" in (tmp_path / "out" / "README.md").read_text()
     assert "; in float32 its outputs differ by at most" in printed.out
-    assert not (tmp_path / "out/made_from.txt").exists(), "`bert predict` would use this graph"
+    assert not (tmp_path / "out/made_from.txt").exists(), "`bert predict` would use it"
     graph = onnx.load(tmp_path / "out" / "model.onnx").graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     products = [n for n in graph.node if n.op_type in ("MatMul", "Gemm")]

@@ -631,9 +631,7 @@ def test_a_text_that_just_fits_is_not_truncated(name, models, capsys, tmp_path):
     assert [row.get("truncated") for row in rows] == [None, True]
 
 
-def test_the_length_of_a_model_of_texts_marks_what_it_cuts_and_a_longer_one_wins(
-    models, capsys, tmp_path
-):
+def test_a_length_that_is_passed_wins_over_that_of_a_sentence_model(models, capsys, tmp_path):
     folder = write_pooling(shutil.copytree(models["bare"], tmp_path / "model"), "mean", 32, 6)
     texts = ["the cat sat on the mat in paris", "a dog", "paris"]
     path = as_file(tmp_path, "a.jsonl", *({"text": text} for text in texts))
