@@ -27,6 +27,7 @@ RANDOM = np.random.default_rng(7)
 VALUES = RANDOM.normal(size=80)
 OTHERS = np.round(VALUES + RANDOM.normal(size=80), 1)  # with ties
 LABELS = RANDOM.integers(0, 3, 80)
+LABELS[:2] = 3  # which some resamples lack
 PREDICTED = np.where(RANDOM.random(80) < 0.6, LABELS, RANDOM.integers(0, 3, 80))
 # Rule -> its columns, and the function that decides.
 RULES = {

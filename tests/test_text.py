@@ -21,9 +21,9 @@ def test_bytes_are_written_in_the_largest_unit():
 
 
 def test_durations_have_the_units_that_a_reader_needs():
-    durations = (0, 78e-6, 0.456, 14.7, 41.62, 59.6, 200, 18_120, 273_600)
+    durations = (0, 78e-6, 0.456, 14.7, 41.62, 59.6, 200, 3600, 18_120, 86_400, 273_600)
     texts = ["0 s", "78 us", "456 ms", "14.7 s", "41.6 s", "1 min 00 s"]
-    texts += ["3 min 20 s", "5 h 02 min", "3 d 4 h"]
+    texts += ["3 min 20 s", "1 h 00 min", "5 h 02 min", "1 d 0 h", "3 d 4 h"]
     assert [format_duration(seconds) for seconds in durations] == texts
     durations = (0.9994, 0.9996, 0.0009996, 0.001, 9.996e-6, 59.4, 59.96)
     texts = ["999 ms", "1 s", "1 ms", "1 ms", "10 us", "59.4 s", "1 min 00 s"]

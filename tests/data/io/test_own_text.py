@@ -9,6 +9,7 @@ from support.corpora import payloads
 
 from bert_cli.config import data
 from bert_cli.data.examples.inspect import unmasked
+from bert_cli.data.io import files
 from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.records import tokenize
 from bert_cli.data.records.corpus import read_corpus
@@ -39,6 +40,13 @@ def write(path, found, pack=bytes):
     rows = "".join(json.dumps({"text": "\n".join(lines)}) + "\n" for lines in found)
     path.write_bytes(pack((rows if path.suffix == ".jsonl" else plain(found)).encode()))
     return path
+
+
+def test_the_bytes_that_tell_what_a_file_is_may_end_within_a_character(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "HEAD_BYTES", 14)
+    for length in range(1, 9):
+        (tmp_path / "a.txt").write_text("x" * length + "\n" + "é" * 20 + "\n", encoding="utf-8")
+        assert files.recognise(tmp_path / "a.txt", files.Reading()).format == "plain"
 
 
 def split(source, out, processes=1, **settings):

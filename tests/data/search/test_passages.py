@@ -8,8 +8,12 @@ import pytest
 from bert_cli.data.io import files
 from bert_cli.data.search.passages import (
     LENGTH,
+    Document,
+    Passage,
     characters_left_out,
     documents_of,
+    page_of,
+    pages_of,
     passages_of,
     running_heads,
 )
@@ -48,13 +52,30 @@ def test_a_passage_is_whole_sentences_up_to_a_length_and_none_overlap():
          [f"{SENTENCE * 8}.", f"# Installing\n{SENTENCE * 17}."]),
         (["Take:", "soap", "tea", "milk", "and stir it."], ["Take:\nsoap\ntea\nmilk\nand stir it."]),
         (["It begins.", "The end"], ["It begins.\nThe end"]),
+        ([f"{SENTENCE * 10}.", "Part one", "The sea", "It ends."],
+         [f"{SENTENCE * 10}.", "Part one\nThe sea\nIt ends."]),
         (["..., ---", "* * *"], []),
         (["It begins.", f"# {SENTENCE * 3}", "It ends."], [f"It begins.\n# {SENTENCE * 3}\nIt ends."]),
     ],
-    ids=["headings", "options", "two", "markup", "long after", "list", "last", "no word", "long"],
+    ids=["headings", "options", "two", "markup", "long after", "list", "last", "two after", "no word", "long"],
 )  # fmt: skip
 def test_a_heading_begins_a_passage_and_a_list_does_not(lines, expected):
     assert passages(lines) == expected
+
+
+def test_the_page_of_a_passage_over_three_is_that_of_the_most_words():
+    document = Document("", ["x" * 40], pages=[10, 20, 30])
+    pages = pages_of(document, Passage(15, 35, "x" * 20))
+    assert pages == [
+        2,
+        5,
+        15,
+    ]  # the second page, and the characters of the passage that begin others
+    assert [page_of(pages, spans) for spans in ([], [(6, 7)], [(1, 2), (16, 17), (18, 19)])] == [
+        2,
+        3,
+        4,
+    ]
 
 
 def test_headings_in_a_row_are_passages_up_to_the_length():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -366,6 +367,18 @@ def test_a_larger_text_is_estimated_from_pieces_of_it(home, monkeypatch):
     for name in ("words", "documents", "text_bytes"):
         assert getattr(sampled, name) == pytest.approx(getattr(complete, name), rel=0.1), name
     assert complete.documents == 30 and [*complete.languages] == ["en"]
+    described = text.describe(replace(complete, text_bytes=3e6, words=5e5))
+    assert described == "3 MB of text, 500,000 words in 30 documents; language en 100%"
+
+
+def test_a_strict_init_stops_at_a_file_that_cannot_be_read(at_home, bert):
+    folder = at_home / "mixed"
+    folder.mkdir()
+    shutil.copy("text.jsonl", folder)
+    (folder / "bad.txt").write_bytes(b"na\xefve\n")
+    words = ["init", "mixed", "new", "--text-field", "body", "--from", "model", "--dry-run"]
+    assert "bad.txt (line 1): byte 0xEF is not UTF-8" in bert(*words).err
+    assert "bad.txt (line 1): byte 0xEF is not UTF-8" in bert(*words, "--strict", code=3).err
 
 
 def test_words_without_spaces_are_counted_by_characters():

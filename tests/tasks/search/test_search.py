@@ -32,6 +32,7 @@ from bert_cli.data.search.lexical import Lexical
 from bert_cli.data.search.passages import Document, Passage
 from bert_cli.data.search.words import parse
 from bert_cli.data.search.writing import write_index
+from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.errors import CheckpointError, DataError
 from bert_cli.statistics import interval, mean_of
 from bert_cli.tasks.model.runtimes import FEW
@@ -720,6 +721,8 @@ def test_vectors_of_tokens_are_stored_as_the_index_has_them(manuals, model, caps
     index = bert_cli.open_index("index")
     tokens = index.embed([*stored]).tokens
     assert number == 5 and [*stored.values()] == [32 * len(one) for one in tokens]
+    read = read_tokenizer(model).encode_words([*stored])
+    assert [len(one) for one in tokens] == [min(len(ids), 24 - 2) for ids in read]
     assert index.axes.shape == (32, 32)
     assert min(map(len, tokens)) > 1 and not np.isnan(np.concatenate(tokens)).any()
     ranked = [hit.score for hit in index.ask("the music is fine")]
