@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from bert_cli.processes import print_error, print_line
+
 WRITES = """
 import logging, os, subprocess, sys, threading
 from bert_cli.processes import console, note, open_streams, print_error, print_line
@@ -37,6 +39,12 @@ def test_no_writer_can_end_a_command_that_nobody_reads(output, errors, tmp_path)
     os.close(closed)
     assert done.returncode == 0
     assert (tmp_path / "file").read_bytes() == b"went on"
+
+
+def test_a_printed_line_shows_all_control_characters_but_tabs_and_line_ends(capsys):
+    for print_text in (print_line, print_error):
+        print_text("a\tb\nc\rd\x1b[2Je")
+    assert [*capsys.readouterr()] == ["a\tb\nc\\u000dd\\u001b[2Je\n"] * 2
 
 
 def test_output_to_a_slow_reader_is_complete_where_another_program_made_it_non_blocking():

@@ -118,7 +118,9 @@ def _without_about(values: Values) -> JSONObject:
 def _over(below: Loaded, above: Loaded) -> Loaded:
     """Return the settings of a file with those of another file or of a command line over them."""
     values = override(below.values, above.values)
-    origins = {**below.origins, **above.origins}
+    # Those of `above` last: the origin of a group is that of its last member.
+    origins = {path: of for path, of in below.origins.items() if path not in above.origins}
+    origins |= above.origins
     renamed = {new: old for new, old in below.renamed.items() if new not in above.values}
     return Loaded(
         values,

@@ -9,7 +9,7 @@ from support.settings import RUN
 
 from bert_cli.config.shipped import named_configs
 from bert_cli.errors import ConfigError
-from bert_cli.parse.load import changed, describe, read_config
+from bert_cli.parse.load import _origin_of, changed, describe, read_config
 from bert_cli.planning.layout import parameters, propose, stages_of
 from bert_cli.planning.plan import make_plan
 
@@ -81,6 +81,12 @@ INIT = "init text out --from model --for search --dry-run"
 def test_flags_override_files_and_every_value_has_an_origin(line, config, where, ending):
     lines = {row.split()[0]: row for row in describe(*order(line, config)).splitlines()}
     assert lines[where].endswith(ending)
+
+
+def test_the_origin_of_a_group_is_the_last_file_or_flag_that_sets_a_member():
+    for line, origin in (("pretrain", "c.json"), (TRIAL, "--global-batch.replicas")):
+        _, loaded = order(line, extending(global_batch={"micro_batch_size": 4}))
+        assert _origin_of("global_batch", loaded.origins) == origin
 
 
 def test_a_list_given_as_a_flag_replaces_that_of_the_file_and_null_unsets_it():

@@ -84,7 +84,7 @@ def test_only_a_complete_folder_of_the_right_name_is_a_checkpoint(saved):
     assert len([*run.iterdir()]) == 6
 
 
-def test_the_newest_the_multiples_and_the_best_are_kept(tmp_path):
+def test_the_newest_the_multiples_and_the_best_are_kept(tmp_path, monkeypatch):
     def save_empty(step: int) -> Path:
         return save(tmp_path, StateCopy({}, {}, SCALE, step))
 
@@ -95,6 +95,10 @@ def test_the_newest_the_multiples_and_the_best_are_kept(tmp_path):
     for step in range(1, 9):
         save_empty(step)
     assert pruned(2, every=3) == [3, 6, 7, 8]
+    with monkeypatch.context() as patch:  # killed before a file of theirs is removed
+        patch.setattr(checkpoint.shutil, "rmtree", lambda *_, **__: None)
+        assert pruned(2) == [7, 8]
+    assert sorted(tmp_path.glob("step_*")) == complete_checkpoints(tmp_path)
     assert pruned(1) == [8]
     assert Folder(tmp_path).best_checkpoint is None
     # An equal score is not better: the older checkpoint had less time to overfit.

@@ -284,7 +284,7 @@ def test_labels_of_parquet_files_have_their_names_and_no_type_of_number_or_text(
 
 @pytest.mark.parametrize("form", ["one label", "several labels"])
 def test_a_text_with_two_labels_is_a_warning_that_names_its_rows(form, tmp_path, capsys):
-    rows = [("a", "x"), ("b", "y"), ("a", "x"), *[("a", "y")] * 7]
+    rows = [("a", "x"), ("b", "y"), ("a", "x"), *[("A ", "y")] * 7]
     lines = [{"text": t, "label": of if form == "one label" else [of]} for t, of in rows]
     read(put(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines))))
     err = capsys.readouterr().err

@@ -211,7 +211,11 @@ def test_the_fingerprint_changes_with_what_the_records_are_and_with_nothing_else
     for seed in (0, 1):
         write_records(tmp_path / "b.tfrecord", 4, seed)
         fingerprints.add(write_corpus(tmp_path, DESCRIBED)["fingerprint"])
-    assert len(fingerprints) == 11
+    for sizes in ((10, 20), (20, 10)):  # files of one size
+        with RecordWriter(tmp_path / "b.tfrecord") as writer:
+            writer.write_all(map(bytes, sizes))
+        fingerprints.add(write_corpus(tmp_path, DESCRIBED)["fingerprint"])
+    assert len(fingerprints) == 13
 
 
 def test_an_unfinished_folder_or_an_invalid_corpus_json_is_rejected_with_the_command(tmp_path):

@@ -18,6 +18,7 @@ from bert_cli.errors import CheckpointError, ConfigError, DataError
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.runtime import Devices
 from bert_cli.parse.load import load
+from bert_cli.planning.memory import estimate
 from bert_cli.tasks.look import doctor, examine, machine
 from bert_cli.tasks.look.machine import Finding, Report
 from bert_cli.tasks.run import corpora, job
@@ -180,6 +181,13 @@ def test_missing_memory_is_an_error_and_used_memory_a_warning(tmp_path, monkeypa
         assert (
             the_finding(examine.check_memory, four, ONE, Devices("GPU", 1, memory)).level == level
         )
+    # Of several GPUs the fullest decides; here it is the second.
+    stages = '[["emb"], ["hid"], ["enc_out", "pool", "heads"]]'
+    placed = {"pipeline_stages": stages, "pipeline_device_mapping": "[1, 0, 1]"}
+    two = settings_of(tmp_path, **{f"parallel__{name}": value for name, value in placed.items()})
+    first, second = (part.total for part in estimate(two))
+    one = the_finding(examine.check_memory, two, ONE, Devices("GPU", 2, 10**10))
+    assert one.values["needed"] == second > first
 
 
 def test_the_processes_and_devices_have_to_suffice_for_the_layout(tmp_path, monkeypatch):

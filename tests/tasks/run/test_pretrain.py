@@ -180,6 +180,19 @@ def test_a_continued_run_says_how_long_its_remaining_steps_take(capsys):
     assert "so 8 s to 16 s for 2 steps that are left" in capsys.readouterr().out
 
 
+def test_a_run_scores_the_model_that_it_trains_further_once(monkeypatch):
+    scored: list[int] = []
+    monkeypatch.setattr(train, "_evaluate", lambda _, info: scored.append(info.step))
+    monkeypatch.setattr(train, "_write_score", lambda *_: None)
+    task = SimpleNamespace(best=None)
+    order = SimpleNamespace(pretrained_ckpt_path="model")
+    job = SimpleNamespace(task=task, order=order, evaluate=True)
+    for step in (0, 3):
+        state = SimpleNamespace(step=step)
+        train._score_start(SimpleNamespace(job=job, state=state, is_first_rank=True))
+    assert scored == [0]
+
+
 def test_a_stop_in_the_middle_of_a_long_step_does_not_wait_for_its_end(tmp_path, start):
     # 20,000 micro-batches of 2 ms or more: the signal comes long before the end of the first step.
     long = {"global_batch__grad_acc_steps_per_replica": 20_000, "total_num_train_samples": 80_000}

@@ -99,7 +99,9 @@ def test_a_padded_model_is_trained_further_and_stays_padded(home, padded, tmp_pa
     # Any number in the settings: the model's rows decide, and the same command continues.
     sized = ["--bert-config.vocab-size", ROWS]
     assert pretrain(home, tmp_path / "run", *sized, model=padded) == 0
-    assert "nothing to do" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "nothing to do" in printed
+    assert f"bert_config.vocab_size: {PADDED}, as in the model, instead of {ROWS}" in printed
 
 
 @pytest.mark.parametrize("new", [2, 9])
