@@ -118,9 +118,8 @@ def _without_about(values: Values) -> JSONObject:
 def _over(below: Loaded, above: Loaded) -> Loaded:
     """Return the settings of a file with those of another file or of a command line over them."""
     values = override(below.values, above.values)
-    # Those of `above` last: the origin of a group is that of its last member.
-    origins = {path: of for path, of in below.origins.items() if path not in above.origins}
-    origins |= above.origins
+    # The origins of `above` come first and win: the first that sets a member is the origin of its group.
+    origins = {**above.origins, **below.origins, **above.origins}
     renamed = {new: old for new, old in below.renamed.items() if new not in above.values}
     return Loaded(
         values,
@@ -411,6 +410,6 @@ def _origin_of(path: str, origins: Mapping[str, str]) -> str:
         if not path or f"{where}.".startswith(f"{path}.") or path.startswith(f"{where}.")
     ]
     flags = [origin for origin in related if path and origin.startswith("--")]
-    # A file comes after the files that it extends.
+    # A file comes before the files that it extends.
     files = [origin for origin in related if not origin.startswith("--")]
-    return next(iter([*flags, *reversed(files)]), "")
+    return next(iter([*flags, *files]), "")

@@ -3,6 +3,7 @@
 A marker also holds for a class that declares the setting again: `Settings` copies it.
 """
 
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
@@ -59,20 +60,19 @@ def kinds_of(annotation: Any) -> list[Any]:
 
 def is_path(about: FieldInfo) -> bool:
     """Return whether a setting holds a path, several paths, a PathOrName, or a PathOrAddress."""
-    return not {Path, PATH}.isdisjoint(_parts_of(about))
+    return not {Path, PATH}.isdisjoint(_parts_of(about.annotation, *about.metadata))
 
 
 def takes_address(about: FieldInfo) -> bool:
     """Return whether a setting may be an address instead of a path."""
-    return ADDRESS in _parts_of(about)
+    return ADDRESS in _parts_of(about.annotation, *about.metadata)
 
 
-def _parts_of(about: FieldInfo) -> list[object]:
-    """Return the type of a setting and its markers, with the types and markers in them."""
-    parts: list[object] = [about.annotation, *about.metadata]
+def _parts_of(*parts: object) -> Iterator[object]:
+    """Yield types and markers, each with the types and markers in it."""
     for part in parts:
-        parts += get_args(part)  # the loop reaches them, too
-    return parts
+        yield part
+        yield from _parts_of(*get_args(part))
 
 
 def group_of(annotation: Any) -> type[BaseModel] | None:

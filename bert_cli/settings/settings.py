@@ -94,9 +94,9 @@ class Settings(BaseModel):
         values = value if isinstance(value, list) else [value]
         if bool not in kinds and any(isinstance(item, bool) for item in values):
             raise SettingError("", "got true or false", "use a value of the kind that --help shows")
-        if "" in values and is_path(about):
-            raise SettingError("", "is empty", "use a path, '.' for the current folder")
         if is_path(about):
+            if "" in values:
+                raise SettingError("", "is empty", "use a path, '.' for the current folder")
             if not takes_address(about):
                 _refuse_addresses(values)
             is_opened = (info.context or {}).get("is_opened", lambda name: False)
@@ -181,8 +181,8 @@ class NewOutSettings(Shared):
 
 
 def _refuse_addresses(paths: list[Any]) -> None:
+    """Raise SettingError for an address: `Path` would drop one of its slashes."""
     for path in paths:
-        # Path would drop one of its slashes.
         if isinstance(path, str) and START_OF_ADDRESS.match(path):
             problem = f"{path} is an address, but this command needs local files"
             remedy = "copy them here first, for example with `aws s3 sync`"

@@ -162,7 +162,7 @@ def test_a_run_in_a_layout_of_tensorflow_is_that_of_one_device(name):
     assert_same_run(result._replace(metrics=rows), on_tensorflow(**options), within)
 
 
-# In place, and on another device than the weights: each assigns other results.
+# An update in place and one on another device assign their results differently.
 @pytest.mark.parametrize(
     "parallel", [{}, slow({"optimizer_state_offload": True})], ids=["in place", "offloaded"]
 )
@@ -218,7 +218,7 @@ def test_sharded_and_offloaded_moments_give_the_same_bits(options):
 
 
 def test_a_run_with_complete_moments_continues_with_shards_to_the_same_bytes(tmp_path, monkeypatch):
-    """Both halves of the run are those of one with complete moments, and so is what it saves."""
+    """Both halves of the run, and its checkpoint, equal those with complete moments."""
     folders = [tmp_path / name for name in ("complete", "shards")]
     complete = on_tensorflow(**TWO, **CLIPPED, save=folders[0])
     middle, end = (checkpoint_name(number) for number in (CLIPPED["steps"] // 2, CLIPPED["steps"]))

@@ -182,7 +182,7 @@ def test_two_nodes_end_with_the_bytes_of_one(slurm, undisturbed):
 @pytest.mark.parametrize(
     ("engine", "partition", "events"),
     [
-        ("jax", "main", ["stop"]),
+        ("jax", "main", ["stop", "preempt"]),
         ("tensorflow", "abrupt", ["preempt", "cut"]),
         ("tensorflow", "main", ["preempt", "kill"]),
     ],

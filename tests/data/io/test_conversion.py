@@ -146,14 +146,8 @@ def test_a_file_of_word_has_headings_rows_and_notes_and_no_deleted_text(tmp_path
     data = made_docx(body, STYLES, others)
     title, text = read(tmp_path / "a.docx", data)
     assert title == "Sailing: a guide"
-    assert text == [
-        "## Sails",
-        "###### Mast",
-        "A sail-cloth.",
-        "Name\tValue",
-        "A note.",
-        "The end.",
-    ]
+    assert text[:4] == ["## Sails", "###### Mast", "A sail-cloth.", "Name\tValue"]
+    assert text[4:] == ["A note.", "The end."]
 
 
 def test_an_opendocument_text_has_headings_and_no_comments(tmp_path):

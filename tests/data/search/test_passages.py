@@ -63,19 +63,13 @@ def test_a_heading_begins_a_passage_and_a_list_does_not(lines, expected):
     assert passages(lines) == expected
 
 
-def test_the_page_of_a_passage_over_three_is_that_of_the_most_words():
+def test_a_passage_on_several_pages_has_the_page_with_the_most_words():
     document = Document("", ["x" * 40], pages=[10, 20, 30])
     pages = pages_of(document, Passage(15, 35, "x" * 20))
-    assert pages == [
-        2,
-        5,
-        15,
-    ]  # the second page, and the characters of the passage that begin others
-    assert [page_of(pages, spans) for spans in ([], [(6, 7)], [(1, 2), (16, 17), (18, 19)])] == [
-        2,
-        3,
-        4,
-    ]
+    # It begins on the second page; the others begin at its characters 5 and 15.
+    assert pages == [2, 5, 15]
+    for spans, page in (([], 2), ([(6, 7)], 3), ([(1, 2), (16, 17), (18, 19)], 4)):
+        assert page_of(pages, spans) == page
 
 
 def test_headings_in_a_row_are_passages_up_to_the_length():

@@ -155,7 +155,7 @@ def test_a_graph_has_the_labels_of_bert_predict(base, trained, tmp_path, bert, m
     has = found > [*thresholds.values()]
     wanted = np.array([[name in answer["labels"] for name in names] for answer in answers])
     assert np.array_equal(in_float32 > [*thresholds.values()], wanted)
-    # A batch shares the scales of int8.
+    # An int8 scale is computed over the batch.
     for row, chances in zip(bert("predict", out, "--input", texts).rows, found, strict=True):
         assert [*row["probabilities"].values()] == pytest.approx(chances, abs=1e-2)
         assert row["labels"] == [

@@ -174,7 +174,7 @@ FIRST = 100  # index, so that an index is not the number of its row
 
 
 def write_glue(folder, rows, columns, make, files=("train", "dev", "test")):
-    """Write rows of an index, texts and a label; those of a test set have no label."""
+    """Write rows of an index, texts and a label; a test set has no labels."""
     folder.mkdir(parents=True)
     for seed, name in enumerate(files, 1):
         draw = np.random.default_rng(seed)

@@ -95,7 +95,7 @@ def test_a_question_is_answered_with_title_and_place(manuals, bert, capsys):
     )
     for asked, end in expected:
         assert f" (manuals/{end}" in bert("search", "ask", "index", asked, "--top", "1").out
-    # Of places with the same words, the nearest.
+    # The nearest of several lines with the same words.
     hit = open_index(Path("index")).ask("zebra stable")[0]
     fifth = hit._replace(text="A zebra needs a stable", start=len("# Zoo\n\n") + 4 * len(line))
     assert place_of(fifth, str(manuals / "zoo.md")) == "line 11"
