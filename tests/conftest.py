@@ -29,7 +29,7 @@ SLOW_TIMEOUT = 1500
 """Seconds for a slow test. A busy machine took more than 300 for one that takes 70 on two quiet cores."""
 
 LONGEST_FIRST = (
-    "layouts", "parity", "export", "folds", "calibrated", "finetune", "engine", "task_commands",
+    "transcripts", "layouts", "parity", "export", "folds", "calibrated", "finetune", "engine", "task_commands",
     "small_installation", "extract", "search", "embed_loss", "adam", "windows", "damage", "init",
     "modernbert_commands", "dask_backend", "documents", "published", "pretrain", "average", "serve_search",
     "runner", "byte_level_model", "bench", "encoder", "hostile", "comparison", "evaluate", "resume",

@@ -1,0 +1,109 @@
+"""Sessions of commands with all that they print, as text.
+
+A line of a transcript is a comment (`# `), a command (`$ `, continued by `> `), or indented output; `exit N` follows a
+command that failed. In stored output `…` stands for any text within a line, such as a time, and a number with decimals
+may differ by 1 %. Everything else is exact. `bert` runs in this process, any other command in bash.
+"""
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bert_cli.cli import main
+
+ANY = "…"
+"""Any text within a line."""
+WITHIN = 0.01
+"""Of a number with decimals: losses differ with the instructions of a processor."""
+DECIMAL = r"-?\d+\.\d+(?:e[+-]?\d+)?"
+CLOCK = re.compile(
+    r"\d+ h \d\d min|\d+ min \d\d s|\b[\d.]+(?= m?s\b)"
+    r"|[\d.,]+(?= (?:examples|tokens|sequences|texts|passages|steps|inputs)/s)"
+)
+"""Times and speeds, which a new transcript leaves open."""
+
+
+def run_line(line: str, home: Path) -> str:
+    """Return what a command prints, and its exit code if it is not 0. `bert` may have `< FILE` at its end."""
+    if line.startswith("bert "):
+        words, _, source = line.partition(" < ")
+        printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+        with (
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+            pytest.MonkeyPatch.context() as patch,
+            open(source.strip() or "/dev/null", encoding="utf-8") as stdin,
+        ):
+            patch.setattr("sys.stdin", stdin)
+            code = main(shlex.split(words)[1:])
+        text = printed.buffer.getvalue().decode()
+    else:
+        done = subprocess.run(
+            ["bash", "-c", line],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        text, code = done.stdout, done.returncode
+    text = text.replace(str(home), "HOME")
+    if text and not text.endswith("\n"):
+        text += "\n"
+    return text + (f"exit {code}\n" if code else "")
+
+
+def split_transcript(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each comment or command of a transcript, and the output below it."""
+    for part in re.findall(r"^(?:# .*\n|\$ .*\n(?:> .*\n)*)(?:(?![#$] ).*\n)*", text, re.MULTILINE):
+        found = re.match(r"(?:# .*\n|\$ .*\n(?:> .*\n)*)", part)
+        output = part[found.end() :]
+        yield found[0], re.sub("^  ", "", output, flags=re.MULTILINE)
+
+
+def is_same_line(printed: str, stored: str) -> bool:
+    """Compare a printed line with a stored one, which may have open parts and numbers with decimals."""
+    pieces = re.split(f"({DECIMAL}|{ANY})", stored)
+    pattern = "".join(
+        re.escape(piece) if number % 2 == 0 else ".*?" if piece == ANY else f"({DECIMAL})"
+        for number, piece in enumerate(pieces)
+    )
+    found = re.fullmatch(pattern, printed)
+    numbers = [piece for piece in pieces[1::2] if piece != ANY]
+    return found is not None and all(map(is_near, found.groups(), numbers))
+
+
+def is_near(printed: str, stored: str) -> bool:
+    """Return whether two numbers have as many decimals and differ by 1 % or by one unit of the last decimal."""
+    decimals = [len(re.sub("e.*", "", number).partition(".")[2]) for number in (printed, stored)]
+    unit = 10.0 ** -decimals[1] if "e" not in stored else 0.0
+    return decimals[0] == decimals[1] and float(printed) == pytest.approx(
+        float(stored), rel=WITHIN, abs=unit
+    )
+
+
+def is_same(printed: str, stored: str) -> bool:
+    lines = printed.splitlines()
+    expected = stored.splitlines()
+    return len(lines) == len(expected) and all(map(is_same_line, lines, expected))
+
+
+def run_transcript(text: str, home: Path) -> str:
+    """Run the commands of a transcript in the working directory `home`.
+
+    Return the transcript with what is printed now, wherever that differs from what is stored.
+    """
+    result = ""
+    for first, stored in split_transcript(text):
+        output = stored
+        if first.startswith("$ "):
+            command = "\n".join(line[2:] for line in first.splitlines())
+            printed = run_line(command, home)
+            output = stored if is_same(printed, stored) else CLOCK.sub(ANY, printed)
+        result += first + "".join(f"  {line}\n" if line else "\n" for line in output.splitlines())
+    return result
