@@ -282,7 +282,8 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
     sizes = TABLE["batch"]["batches"]
     origin = "model" if chosen.start else "scratch"
     least = TABLE["batch"][origin]
-    batch = next((n for n in sizes if examples >= least * n), sizes[-1])
+    global_batch = batch_of(next((n for n in sizes if examples >= least * n), sizes[-1]), machine)
+    batch = math.prod(global_batch.values())
     updates = math.ceil(examples / batch)
     warmup = TABLE["warm-up"]["fraction"]
     decay = TABLE["decay"]["fraction"]
@@ -310,7 +311,7 @@ def _add_masked_lm(chosen: Recipe, seconds: float, rate: float) -> None:
         "max_seq_length": length,
         "max_predictions_per_seq": predictions,
         "num_epochs": epochs,
-        "global_batch": batch_of(batch, machine),
+        "global_batch": global_batch,
         "optimizer_opts": optimizer(rate, warmup, machine.precision, decay),
         "evaluate_every_steps": max(1, updates // EVALUATIONS),
         "evaluation_examples": EVALUATION_EXAMPLES,
@@ -362,7 +363,10 @@ def fast_micro_batch(kind: str) -> int:
 
 
 def batch_of(batch: int, machine: Machine) -> dict[str, int]:
-    """Return the settings of a batch, in micro-batches that are fast and fit into any device."""
+    """Return the settings of a batch, in micro-batches that are fast and fit into any device.
+
+    A number of devices that does not divide the batch makes it smaller, so that no device stays idle.
+    """
     fast = fast_micro_batch(machine.kind)
     micro_batch = min(fast, max(1, batch // machine.devices))
     return {"micro_batch_size": micro_batch, "grad_acc_steps_per_replica": batch // micro_batch}

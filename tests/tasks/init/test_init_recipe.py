@@ -26,6 +26,8 @@ MACHINES = {
     "one 24 GB GPU": Machine("GPU", 1, "mixed_bfloat16", 0.3 * 165e12),
     "eight 80 GB GPUs": Machine("GPU", 8, "mixed_bfloat16", 8 * 0.3 * 312e12),
 }
+THREE = {"three 24 GB GPUs": Machine("GPU", 3, "mixed_bfloat16", 3 * 0.3 * 165e12)}
+"""Devices that no batch is a multiple of."""
 MEGABYTES = (1, 10, 40, 200)
 BASE = "from a base model"
 STARTS = {
@@ -49,7 +51,8 @@ MINILM = Start("minilm", MINI_LM, is_for_sentences=True)
 
 def pick(megabytes=40.0, machine="8 cores", start="from scratch", hours=8.0, **changes):
     begins = STARTS.get(start, start)
-    return choose(text(megabytes, **changes), MACHINES[machine], begins, hours, Path("mine"))
+    described = (MACHINES | THREE)[machine]
+    return choose(text(megabytes, **changes), described, begins, hours, Path("mine"))
 
 
 def row(megabytes: float, machine: str, start: str) -> str:
@@ -94,12 +97,14 @@ def test_the_page_shows_the_table_of_rules():
 
 
 def test_every_choice_is_a_valid_run_with_micro_batches_for_all_devices():
-    for start, machine in itertools.product(STARTS, MACHINES):
-        config = pick(10.0, machine, start).config
+    for start, (machine, described) in itertools.product(STARTS, (MACHINES | THREE).items()):
+        chosen = pick(10.0, machine, start)
+        config = chosen.config
         settings = PretrainSettings.model_validate(config)
         assert settings.about is not None and str(settings.save_ckpt_path) == "mine/run"
-        micro_batches = config["global_batch"]["grad_acc_steps_per_replica"]
-        assert micro_batches % MACHINES[machine].devices == 0
+        assert config["global_batch"]["grad_acc_steps_per_replica"] % described.devices == 0
+        batch = math.prod(config["global_batch"].values())
+        assert f"{batch}, " in {name: value for name, value, _ in chosen.rows}["batch"]
 
 
 def test_training_a_model_for_sentences_is_warned_of():
