@@ -122,7 +122,5 @@ class PretrainSettings(TrainSettings):
         needed = round(self.max_seq_length * self.masking.highest_probability)
         predictions = self.max_predictions_per_seq
         if self.mask_probabilities and predictions < needed:
-            problem = (
-                f"{predictions} is too low: masking.start_probability masks up to {needed} tokens"
-            )
+            problem = f"{predictions} is too low: masking masks up to {needed} tokens"
             raise SettingError("max_predictions_per_seq", problem, "raise it")

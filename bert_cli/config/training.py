@@ -73,16 +73,16 @@ class GlobalBatch(Settings):
             return values
         size = values.get("micro_batch_size")
         is_auto = size == "auto"
-        is_given = "grad_acc_steps_per_replica" in values
+        micro_batches = values.get("grad_acc_steps_per_replica")
         # Values of a command line are texts here: pydantic has not made them numbers.
         total = str(values.get("examples_per_step"))
-        if is_auto and (is_given or total == "None"):
+        if is_auto and (micro_batches is not None or total == "None"):
             problem = "auto computes the accumulation from examples_per_step"
             remedy = "set examples_per_step instead of grad_acc_steps_per_replica"
             raise SettingError("micro_batch_size", problem, remedy)
         numbers = [total, "1" if is_auto else str(size), str(values.get("replicas", 1))]
         # Other texts are rejected later, when pydantic validates them as numbers.
-        if is_given or not all(map(str.isdecimal, numbers)):
+        if not all(map(str.isdecimal, numbers)):
             return values
         # `or 1`: zero is refused later, as a number below 1.
         examples, size, replicas = map(int, numbers)
@@ -90,14 +90,12 @@ class GlobalBatch(Settings):
         if rest:
             problem = f"{total} cannot be divided into micro-batches of {size} for {count(replicas, 'replica')}"
             raise SettingError("examples_per_step", problem, "change one of them")
-        changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": accumulation}
-        return {**values, **changes, "examples_per_step": total if is_auto else None}
-
-    def _check(self) -> None:
-        if self.examples_per_step not in (None, self.examples):
-            problem = f"{self.examples_per_step} differs from the product of the other three numbers, {self.examples}"
+        if str(micro_batches) not in ("None", str(accumulation)):
+            problem = f"{total} is not the product of {size}, {replicas} and {micro_batches}, the other three numbers"
             remedy = "leave out examples_per_step or grad_acc_steps_per_replica"
             raise SettingError("examples_per_step", problem, remedy)
+        changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": accumulation}
+        return {**values, **changes, "examples_per_step": total if is_auto else None}
 
     @property
     def examples(self) -> int:

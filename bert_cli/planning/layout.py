@@ -83,11 +83,6 @@ def parameters(order: TrainSettings) -> int:
     return elements["final_norm"] + sum(elements[block] for block in blocks)
 
 
-def reduced_bytes(order: TrainSettings) -> int:
-    """Return the bytes of the gradients that several replicas add up in a step."""
-    return 4 * parameters(order)
-
-
 def fullest(order: TrainSettings) -> tuple[int, Estimate]:
     """Return the device with the highest estimate, and the estimate."""
     return max(enumerate(estimate(order)), key=lambda pair: pair[1].total)
@@ -110,14 +105,13 @@ def propose(order: Order, devices: int, memory: int, processes: int = 1) -> Orde
         if fits(laid, memory):
             return laid
     least = min(fullest(_laid_out(order, shape, 0.0))[1].total for shape in shapes)
-    offload = "shard-weights"
-    if order.engine == "tensorflow":
-        offload = "optimizer-state-offload"
+    offload = "shard_weights" if order.engine == "jax" else "optimizer_state_offload"
+    unset = [name for name in ("recompute", offload) if not getattr(order.parallel, name)]
+    flags = [f"--parallel.{name.replace('_', '-')}" for name in unset]
     raise ConfigError(
         f"parallel.layout ({count(devices, 'device')} of {format_bytes(memory)})",
         f"no layout fits: the run needs {format_bytes(least / USABLE)} on each device, with {1 - USABLE:.0%} left free",
-        f"use --parallel.recompute, --parallel.{offload}, or a smaller "
-        "global_batch.micro_batch_size with more accumulation",
+        f"use {' or '.join([*flags, 'a smaller global_batch.micro_batch_size with more accumulation'])}",
     )
 
 
@@ -132,8 +126,8 @@ def check_processes(batch: GlobalBatch, processes: int, *, is_auto: bool = False
         replicas *= batch.grad_acc_steps_per_replica
     if replicas % processes == 0:
         return
-    examples_each = batch.examples // processes
-    if examples_each * processes != batch.examples:
+    examples_each, rest = divmod(batch.examples, processes)
+    if rest:
         where = f"global_batch ({count(batch.examples, 'example')} a step)"
         remedy = "choose a number of processes that divides the batch, or change the batch"
     else:
@@ -296,7 +290,8 @@ def describe_layout(order: TrainSettings) -> list[str]:
         lines.append(f"devices are idle for {idle(order):.1%} of a step")
     if batch.replicas > 1:
         often = "micro-batch" if parallel.shard_weights else "step"
-        sums = f"{format_bytes(reduced_bytes(order))} of gradients with the others once a {often}"
+        # In float32.
+        sums = f"{format_bytes(4 * parameters(order))} of gradients with the others once a {often}"
         return [*lines, f"each replica adds up {sums}"]
     for name in ("replicated_tensor_sharding", "shard_weights"):
         if getattr(parallel, name):

@@ -197,7 +197,6 @@ def _segments(
 
 def describe(plan: Plan) -> str:
     """Return the plan as text, one fact on each line."""
-    packed = plan.sequences_per_example > 1
     up_to = "" if plan.step_sizes is None else "up to "
     lines = [
         f"{count(plan.total_steps, 'step')} of {up_to}{plan.step_in_words} "
@@ -216,7 +215,7 @@ def describe(plan: Plan) -> str:
         lines.append(f"masks {start:.1%} of the tokens in the first step and {end:.1%} in the last")
     if plan.corpus_examples is not None:
         epochs = f"{plan.epochs:.3g}"
-        what = "packs" if packed else "examples"
+        what = "packs" if plan.sequences_per_example > 1 else "examples"
         noun = "epoch" if epochs == "1" else "epochs"
         lines.append(f"{plan.examples:,} {what}, {epochs} {noun} of {plan.corpus_examples:,}")
     return "\n".join(f"  {line}" for line in lines)

@@ -8,9 +8,6 @@ from support.settings import RUN, merged
 TINY = "pretrain --config pretrain_tiny_128_phase1"
 OPEN = f"{TINY} --dataset-dir x"
 LONG = "9" * 400
-STEP = RUN | {"global_batch": {"micro_batch_size": 4, "examples_per_step": 64}}
-STEP |= {"total_num_train_samples": 540}
-ACCUMULATED = {"grad_acc_steps_per_replica": 3}
 OFFLOAD = {"parallel": {"optimizer_state_offload": True}}
 REFUSALS = [
     ("pretrain --precison float16", "(--precison): no such flag; did you mean '--precision'?"),
@@ -68,17 +65,12 @@ REFUSALS = [
     (f"{OPEN} --parallel '{{\"tensor\": 1, \"tensor\": 2}}'", "the key 'tensor' occurs twice"),
     (f"{OPEN} --save-ckpt-path runs/\udcff", "is not UTF-8; rename it"),
     (f"{OPEN} --parallel.pipeline-stages '[[\"hid*99999999999\"]]'", "which is not a block"),
-    (f"{OPEN} --num-epochs 2 --total-num-train-samples 40", "both set the length"),
     ("squad --num-epochs 5 --total-num-train-samples 40", "both set the length"),
     ("pretrain", "extends (c.json): got ['base.json']; write the name of one", {"extends": ["base.json"]}),
     ("pretrain --config .", "--config (.): no such file"),
     ("pretrain", "extends in c.json (bases.json): no such file; did you mean 'base.json'?", {"extends": "bases.json"}),
     ("pretrain --config base.jsn", "did you mean 'base.json'?"),
     ("pretrain --config pretrain_base_128_phase_1", "did you mean 'pretrain_base_128_phase1'?"),
-    ("pretrain --global-batch.micro-batch-size 5", "64 cannot be divided into micro-batches of 5", STEP),
-    ("pretrain", "64 differs from the product of the other three", merged(STEP, {"global_batch": ACCUMULATED})),
-    ("pretrain --global-batch.micro-batch-size=auto --global-batch.grad-acc-steps-per-replica 3",
-     "auto computes the accumulation", STEP),
     ("pretrain", "parallel.optimizer_state_offload (c.json): has no effect", {"extends": "base.json"} | OFFLOAD),
     ("pretrain --config base.json --parallel.optimizer-state-offload",
      "optimizer_state_offload (--parallel.optimizer-state-offload): has no"),

@@ -5,18 +5,22 @@ Only arithmetic on the settings, without TensorFlow, so that a laptop can compar
 """
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import PlanRunSettings
 from bert_cli.config.training import TrainSettings, short
-from bert_cli.errors import ConfigError
+from bert_cli.errors import CheckpointError, ConfigError
 from bert_cli.planning import layout
 from bert_cli.planning.memory import Estimate, estimate, stages_of
 from bert_cli.planning.plan import describe, make_plan
 from bert_cli.processes import print_line, print_table
 from bert_cli.settings.settings import parse_bytes
+from bert_cli.tasks.model.models import find_source
 from bert_cli.tasks.run.corpora import with_rows_for_records
+from bert_cli.tasks.run.resolve import with_shape_of
 from bert_cli.text import count, format_bytes
 
 KIND = "GPU"  # the kind of device of a plan: the micro-batch of a CPU has a limit
@@ -30,31 +34,34 @@ def run(settings: PlanRunSettings) -> None:
     Raises ConfigError if it does not fit, or if `auto` lacks --devices or --memory.
     """
     devices = settings.devices
-    processes = settings.processes
     memory = None
     if settings.memory is not None:
         memory = parse_bytes(settings.memory)
-    order: TrainSettings = settings
-    if isinstance(settings, PretrainSettings):
-        order = with_rows_for_records(settings)
+    source = None
+    path = settings.pretrained_ckpt_path
+    # A model that is not here, or has no checkpoint yet, does not prevent a plan of the settings.
+    with suppress(CheckpointError):
+        if path is not None and Path(path).is_dir():
+            source = find_source(path)
+    order: TrainSettings = with_shape_of(settings, source)
+    if isinstance(order, PretrainSettings):
+        order = with_rows_for_records(order, source)
     chosen = order
     if order.parallel.layout == "auto" and (devices is None or memory is None):
         problem = "needs the number and the memory of the devices"
         missing = "--memory" if devices else "--devices"
         raise ConfigError("parallel.layout (auto)", problem, f"pass {missing}")
     if memory is not None:
-        chosen = layout.choose(order, KIND, devices or 1, memory, processes)
+        chosen = layout.choose(order, KIND, devices or 1, memory, settings.processes)
     elif order.global_batch.examples_per_step is not None:
         print_line(
             "micro_batch_size auto: --memory chooses the micro-batch; this plan is for the smallest one"
         )
     _print_layout(chosen)
-    replicas = chosen.global_batch.replicas
-    devices_each = len(estimate(chosen))
-    needed = replicas * devices_each
-    layout.check_processes(chosen.global_batch, processes)
+    needed = chosen.global_batch.replicas * len(estimate(chosen))
+    layout.check_processes(chosen.global_batch, settings.processes)
     if devices is not None and needed > devices:
-        problem = f"the layout needs {needed}, {count(replicas, 'replica')} of {devices_each}"
+        problem = f"the layout needs {needed}, {layout.shape(chosen)}"
         remedy = "pass --parallel.layout auto to choose a layout that fits"
         raise ConfigError(f"--devices ({devices})", problem, remedy)
     if devices is not None and needed < devices:
@@ -79,7 +86,7 @@ def _print_layout(order: TrainSettings) -> None:
     epochs = order.num_epochs
     length = "a run"
     if epochs is not None:
-        length = f"{epochs:g} epochs of the records"
+        length = f"{epochs:g} {'epoch' if epochs == 1 else 'epochs'} of the records"
     length = f"  {length} in steps of {count(batch.examples, 'example')}"
     if isinstance(order, PretrainSettings) and order.total_num_train_samples is not None:
         length = describe(make_plan(order, None))
@@ -105,22 +112,13 @@ def _print_layout(order: TrainSettings) -> None:
 
 
 def _flags(order: TrainSettings) -> str:
+    """Return what was chosen, as flags to add to the command line."""
     batch = order.global_batch
     (stages, mapping) = stages_of(order)
-    parallel = order.parallel
-    is_jax = order.engine == "jax"
-    stages_value = "null" if is_jax else f"'{json.dumps([short(stage) for stage in stages])}'"
-    mapping_value = "null" if is_jax else f"'{json.dumps(mapping)}'"
-    flags = (
+    blocks = json.dumps([short(stage) for stage in stages])
+    return (
         f"--parallel.layout given --global-batch.micro-batch-size {batch.micro_batch_size} "
         f"--global-batch.replicas {batch.replicas} "
         f"--global-batch.grad-acc-steps-per-replica {batch.grad_acc_steps_per_replica} "
-        f"--parallel.pipeline-stages {stages_value} --parallel.pipeline-device-mapping {mapping_value}"
+        f"--parallel.pipeline-stages '{blocks}' --parallel.pipeline-device-mapping '{json.dumps(mapping)}'"
     )
-    if is_jax:
-        flags += f" --parallel.tensor '{parallel.tensor}'"
-        if parallel.replicated_tensor_sharding:
-            flags += " --parallel.replicated-tensor-sharding"
-        if parallel.shard_weights:
-            flags += " --parallel.shard-weights"
-    return flags
