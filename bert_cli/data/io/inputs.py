@@ -32,7 +32,7 @@ CURES = {
     NUMBERED: "they stay in the text, and no lines are joined; if they are no part of it, remove them, as with "
     "sed -E 's/^ *[0-9]+//'",
     TWO_COLUMNS: "columns are not joined; extract the text again, as with pdftotext without -layout",
-    CUT: "no right margin was found, and no lines are joined; if they are wrapped, add --line-breaks join",
+    CUT: "no right margin was found, and no lines are joined; `bert preprocess --line-breaks join` joins them",
     MISSING: "if these are pictures, recognise their text first, as with `ocrmypdf --skip-text IN.pdf OUT.pdf`",
 }
 KEEP_LINES = "to keep the lines, use the output of `bert preprocess --line-breaks keep`"

@@ -246,22 +246,21 @@ def _units(lines: Sequence[str], split: Split) -> Iterator[Unit | None]:
         if number in heads:
             yield None
         else:
-            for start, stop in filter(lambda span: span[0] < span[1], _around_data(line)):
+            for start, stop in _around_data(line):
                 if start:
                     yield None
                 begin = offset + start
                 for first, last in _sentences(line[start:stop], split):
-                    yield Unit(begin + first, begin + last, number in headings)
+                    if last:
+                        yield Unit(begin + first, begin + last, number in headings)
         offset += len(line) + 1
 
 
 def _around_data(line: str) -> Iterator[tuple[int, int]]:
     """Yield the parts of a line around data in base64, such as a picture."""
     start = 0
-    if len(line) <= SHORTEST_DATA and ":" not in line:
-        yield start, len(line)
-        return
-    for match in DATA.finditer(line):
+    matches = DATA.finditer(line) if len(line) > SHORTEST_DATA or ":" in line else ()
+    for match in matches:
         is_mixed = all(re.search(kind, match[0]) for kind in ("[a-z]", "[A-Z]", r"\d"))
         if is_mixed or match[0].startswith("data:"):
             yield start, match.start()

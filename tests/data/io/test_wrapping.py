@@ -263,7 +263,7 @@ def test_lines_that_cannot_be_joined_are_named(tmp_path, capsys):
     ragged = [" ".join(islice(words, draw.randint(6, 30))) for _ in range(60)]
     for name, text, problem in (
         ("columns", columns, "hold two columns; .* pdftotext without -layout"),
-        ("ragged", "\n".join(ragged), "end within sentences; .* add --line-breaks join"),
+        ("ragged", "\n".join(ragged), "end within sentences; .* `bert preprocess --line-breaks"),
         (
             "pleading",
             "\n".join(f"{n % 28 + 1:>2}  {line}" for n, line in enumerate(left)),
