@@ -1,5 +1,6 @@
 """Numbers as text, in messages and tables: counts with their noun, bytes, and durations."""
 
+import re
 from collections.abc import Mapping
 
 
@@ -15,8 +16,14 @@ def count(number: int, what: str) -> str:
 
 def remarks_of(remarks: Mapping[str, int]) -> str:
     """Return remarks and their numbers as the end of a line: "; 3 rows with an empty text"."""
-    text = "".join(f"; {number:,} {remark}" for remark, number in remarks.items())
-    return text.replace("; 1 rows ", "; 1 row ")
+    return "".join(f"; {remark_of(number, remark)}" for remark, number in remarks.items())
+
+
+def remark_of(number: int, remark: str) -> str:
+    """Return a remark with its number: 3 rows with an empty text, 1 comment line."""
+    if number == 1:
+        remark = re.sub(r"^([\w-]+ )?(\w+?)s\b", r"\1\2", remark)
+    return f"{number:,} {remark}"
 
 
 def format_bytes(number: float) -> str:

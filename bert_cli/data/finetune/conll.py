@@ -30,15 +30,15 @@ from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
 from bert_cli.statistics import Examples, Sample, identify, sample_of
 
-CONVERTED = "entities starting with I- (IOB1), converted to B-"
+CONVERTED = "labels I- at the start of an entity (IOB1), converted to B-"
 DOCUMENTS = "-DOCSTART- lines, left out"
 COMMENTS = "comment lines, left out"
 WINDOWS = "sentences longer than max_seq_length, read in windows"
 CUT_WORDS = "words longer than max_seq_length, truncated"
 NO_PIECES = "words without pieces (control characters), read as [UNK]"
-PREFIXED = "words that begin with a language, as in WikiANN's files, which is left out"
+PREFIXED = "words after a language, as in WikiANN's files, which is left out"
 COUNTED = "sentences whose first column counts the words, which are read from the second"
-REPEATED = "sentences that repeat an earlier sentence"
+REPEATED = "sentences repeating an earlier sentence"
 DOCUMENT = "-DOCSTART-"
 _LABEL = re.compile(r"O|[BI](-.+)?")
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -233,10 +233,8 @@ def word_features(
     labels = np.zeros(len(weights), np.int32)
     labels[weights > 0] = list(chain.from_iterable(sentences.labels))
     columns = {"labels": labels, "label_weights": weights}
-    shown_in = None
-    if doc_stride is not None:
-        shown_in = owner
-    return replace(features, position_labels=columns, owner=shown_in), +remarks
+    of_windows = None if doc_stride is None else owner
+    return replace(features, position_labels=columns, owner=of_windows), +remarks
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:

@@ -22,6 +22,7 @@ from bert_cli.data.tokens.tokenizer import Normalization, TokenizerFolder
 from bert_cli.errors import CheckpointError, DataError, logger
 from bert_cli.files import JSON, InnerPath, JSONObject, Value, read_json
 from bert_cli.statistics import Examples, Sample, identify, linked, plain, sample_of
+from bert_cli.text import remark_of
 
 MODULES = "modules.json"
 POOLING = "1_Pooling/config.json"
@@ -55,7 +56,7 @@ def _rows(path: Path, columns: Sequence[str]) -> tables.Rows:
     remarks: Counter[str] = Counter()
     yield from tables.table_rows(path, columns, remarks)
     for remark, number in remarks.items():
-        logger.info(f"{path}: {number:,} {remark}")
+        logger.info(f"{path}: {remark_of(number, remark)}")
 
 
 def read_similarities(path: Path) -> tuple[list[list[str]], Floats32]:

@@ -19,6 +19,7 @@ from bert_cli.data.finetune.tables import read_text
 from bert_cli.errors import DataError
 from bert_cli.files import parse_json
 from bert_cli.statistics import Examples, Sample, identify, plain, sample_of
+from bert_cli.text import remark_of
 
 LISTED_IDS = 3
 MISPLACED = "answers whose text is not at their answer_start, left out"
@@ -167,7 +168,7 @@ def remark_lines(ids: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     for remark, names in ids.items():
         shown = list(dict.fromkeys(names))[:LISTED_IDS]
         more = ", ..." if len(names) > len(shown) else ""
-        lines.append(f"{len(names)} {remark} ({', '.join(shown)}{more})")
+        lines.append(f"{remark_of(len(names), remark)} ({', '.join(shown)}{more})")
     return tuple(lines)
 
 

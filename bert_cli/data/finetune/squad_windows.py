@@ -36,7 +36,7 @@ from bert_cli.settings.numbers import Positive
 
 Entry = dict[str, str | float]
 
-NO_PIECES = "questions left out of training: their answer contains no token"
+NO_PIECES = "questions left out of training, whose answer contains no token"
 CUT_QUESTIONS = "questions longer than max_query_length, truncated"
 LONG_ANSWERS = "questions whose answer, longer than max_answer_length, is never given"
 COLUMNS = ("question", "offsets", "best_context")

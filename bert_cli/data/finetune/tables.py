@@ -105,9 +105,7 @@ def open_file(path: Path) -> Part:
             return files.part_of(path)
     siblings = {sibling.stem: sibling for sibling in path.parent.glob("*")}
     near = nearest(path.stem, siblings)
-    remedy = "check the path"
-    if near:
-        remedy = f"did you mean '{siblings[near]}'?"
+    remedy = f"did you mean '{siblings[near]}'?" if near else "check the path"
     raise DataError(str(path), "no such file", remedy)
 
 

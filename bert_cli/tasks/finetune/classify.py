@@ -86,10 +86,7 @@ def build(
     labels = first.labels
     names = first.label_names
     assert labels is not None and names is not None
-    if folds is None:
-        encoded = sets
-    else:
-        encoded = {"train": first}
+    encoded = sets if folds is None else {"train": first}
     without_labels = unlabelled(settings, settings.text_column, tokenizer, encoded)
     features = {
         name: features_of_texts(rows, name, settings, tokenizer) for name, rows in encoded.items()
@@ -114,14 +111,17 @@ def build(
     if rare:
         logger.info(rare)
     stored = None
+    scores_all = False
     if scored is not None:
         stored = read_decision(scored.folder)
+        # None of these texts has chosen the checkpoint or its decision.
+        scores_all = settings.validation_file is not None
     task = Task(
         len(names),
         names,
         train,
         features,
-        partial(_evaluate, sets, stored, folds is not None),
+        partial(_evaluate, sets, stored, folds is not None, scores_all),
         "macro_f1" if rare or labels.ndim == 2 else "accuracy",
         held_out=digest_of(sets),
         train_unlabelled=without_labels,
@@ -184,26 +184,30 @@ def _read(
 
 
 def _evaluate(
-    sets: Mapping[str, TextExamples], stored: Decision | None, folded: bool, logits: Logits
+    sets: Mapping[str, TextExamples],
+    stored: Decision | None,
+    folded: bool,
+    scores_all: bool,
+    logits: Logits,
 ) -> Result:
     """Return the scores of the answers to the held-out texts, by the `stored` decision or one that half of them choose.
 
     The other half keeps the temperature or not, which changes no answer. With `folded`, each half is answered by the
-    other's decision, and the checkpoint has that of all texts. Only what is written is kept of the large logits.
+    other's decision, and the checkpoint has that of all texts. With `scores_all`, the table is of all texts, too. Only
+    what is written is kept of the large logits.
     """
     held_out = sets["validation"]
     values = logits["validation"]
     labels = held_out.labels
     names = held_out.label_names
-    examples = held_out.examples
     assert labels is not None and names is not None
     decision, answers = decided(held_out, values, stored, folded=folded)
-    reported = half_of(examples, choosing=False)
+    reported = half_of(held_out.examples, choosing=False) | scores_all
     calibration = ""
     probabilities = None
     if labels.ndim == 2:
         reported |= folded
-        title = f"labels of {reported.sum():,} texts"
+        title = f"labels of {count(reported.sum(), 'text')}"
         header = ["label", "texts", "predicted", "precision", "recall", "f1", "threshold"]
         columns = scores_of_labels(labels[reported], answers[reported])
         rows = [*zip(names, *columns, decision.thresholds_of(len(names)), strict=True)]
@@ -216,9 +220,7 @@ def _evaluate(
         rows = [(name, *row) for name, row in zip(names, counts, strict=False)]
         axes = {"labels": list(names), "rows": "true label", "columns": "predicted"}
         file = "confusion.json"
-        lines = []
-        if counts:
-            lines = [{**axes, "counts": counts}]
+        lines = [{**axes, "counts": counts}] if counts else []
         if stored is None:
             decision = kept_decision(decision, values[reported], labels[reported])
         probabilities = confidences(values, decision.temperature)
@@ -240,8 +242,7 @@ def _evaluate(
     table = ""
     if len(names) <= MOST_PRINTED:
         table = _table(title, [header, *rows])
-    samples = score(METRICS, sets, {"validation": answers})
-    return Result(samples, write, table, decision=decision)
+    return Result(score(METRICS, sets, {"validation": answers}), write, table, decision=decision)
 
 
 def _table(title: str, rows: Sequence[Sequence[object]]) -> str:

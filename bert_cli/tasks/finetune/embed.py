@@ -71,7 +71,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     sets = {}
     for name, column in data.texts.items():
         examples = TextExamples(list(column), None, None, [], None)
-        sets[name] = features_of_texts(examples, name, settings, tokenizer, "texts")
+        sets[name] = features_of_texts(examples, name, settings, tokenizer, "text")
     rows = settings.global_batch.examples
     sizes = (hidden_size, *settings.prefixes)
     contrast = Contrast(rows, settings.texts_per_example, settings.temperature, sizes)
@@ -82,9 +82,6 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
     reader = PackReader if is_packed else TextReader
     prepare = add_candidates if is_at_once else add_gradients
     best = "ndcg_10" if data.similarities is None else "spearman"
-    digest = ""
-    if data.retrieval:
-        digest = data.retrieval.examples.digest
     task = Task(
         labels=hidden_size,
         label_names=None,
@@ -95,7 +92,7 @@ def build(settings: EmbedSettings, tokenizer: TextTokenizer, source: models.Sour
         prepare=partial(prepare, contrast),
         reader=reader,
         digits=4,
-        held_out=digest,
+        held_out=data.retrieval.examples.digest if data.retrieval else "",
         baselines=partial(_baselines, data.retrieval),
         halves=data.is_split,
     )

@@ -29,6 +29,7 @@ from bert_cli.tasks.model import models
 from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.finetune_steps import steps_of
 from bert_cli.tasks.run.task import Logits, Result, Task
+from bert_cli.text import count
 
 
 def run(settings: GlueSettings) -> None:
@@ -43,9 +44,7 @@ def build(settings: GlueSettings, tokenizer: TextTokenizer, source: models.Sourc
     assert folder is not None
     about = TASKS[name]
 
-    splits = []
-    if settings.do_training:
-        splits.append("train")
+    splits = ["train"] * settings.do_training
     splits += [split for split in about.files if split.startswith("validation")]
     if settings.do_test:
         splits += about.server_files
@@ -90,7 +89,7 @@ def _evaluate(name: str, sets: Mapping[str, TextExamples], logits: Logits) -> Re
         for split, column in predictions(test_logits).items():
             path = folder / TASKS[name].server_files[split]
             write_server_file(path, name, sets[split], column)
-            print_line(f"{split}: {len(column):,} predictions in {path}")
+            print_line(f"{split}: {count(len(column), 'prediction')} in {path}")
 
     return Result(score(TASKS[name].metrics, sets, answers), write)
 

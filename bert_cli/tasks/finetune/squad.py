@@ -51,11 +51,8 @@ def _read(
     settings: SquadSettings, tokenizer: TextTokenizer, *, training: bool
 ) -> tuple[Sequence[Question], squad_windows.Windows]:
     """Return the questions of a file and their windows; print their numbers and what was left out."""
-    which = "validation_file"
-    path = settings.validation_file
-    if training:
-        which = "train_file"
-        path = settings.train_file
+    which = "train_file" if training else "validation_file"
+    path: Path | None = getattr(settings, which)
     if path is None:
         if settings.dataset_dir is None:
             remedy = f"pass --{which.replace('_', '-')}, or --dataset-dir with both files"
@@ -118,7 +115,7 @@ def _evaluate(
             write_json_atomically(folder / "null_odds.json", result.null_odds)
             ending = f"; no answer if it scores {threshold:.4f} more than the best answer"
         files = f"{folder}/predictions.json and nbest_predictions.json"
-        print_line(f"validation: {len(predictions):,} answers in {files}{ending}")
+        print_line(f"validation: {count(len(predictions), 'answer')} in {files}{ending}")
 
     samples = squad_samples(gold, predictions)
     counts = {

@@ -24,7 +24,7 @@ from bert_cli.tasks.model import models
 from bert_cli.tasks.model.opened import Input
 from bert_cli.tasks.model.vectors import open_vectors
 from bert_cli.tasks.run.task import Result, half_of
-from bert_cli.text import remarks_of
+from bert_cli.text import count, remarks_of
 
 # Training rows, below which vectors of the start are a baseline: they cost less than an epoch and one evaluation.
 FEW = 500
@@ -161,7 +161,7 @@ def features_of_texts(
     name: str,
     settings: FinetuneSettings,
     tokenizer: TextTokenizer,
-    noun: str = "examples",
+    noun: str = "example",
 ) -> Features:
     """Return the examples as features; print their number and what was left out or truncated."""
     labels = {} if examples.labels is None else {"labels": examples.labels}
@@ -184,8 +184,8 @@ def features_of_texts(
     if cut:
         remarks[f"longer than {settings.max_seq_length} tokens, cut"] = cut
     features = Features.of(arrays)
-    windows = "" if features.owner is None else f" in {len(features):,} windows"
-    logger.info(f"{name}: {len(examples):,} {noun}{windows}{remarks_of(remarks)}")
+    windows = "" if features.owner is None else f" in {count(len(features), 'window')}"
+    logger.info(f"{name}: {count(len(examples), noun)}{windows}{remarks_of(remarks)}")
     return features
 
 
@@ -214,4 +214,4 @@ def write_predictions(
             row["probability"] = round(float(probabilities[number]), 6)
         lines.append(json.dumps(row))
     write_lines(path, lines)
-    print_line(f"{name}: {len(examples):,} predictions in {path}")
+    print_line(f"{name}: {count(len(examples), 'prediction')} in {path}")

@@ -26,7 +26,7 @@ from bert_cli.tasks.model import models, opened, runtimes
 from bert_cli.tasks.model.opened import NONE, Input, Predictor, Row
 from bert_cli.tasks.model.predictions import predictors
 from bert_cli.tasks.use import answers
-from bert_cli.text import count
+from bert_cli.text import count, remark_of
 from bert_cli.train.checkpoint import read_settings
 
 FIELD = "pass one by --text-column"
@@ -256,7 +256,7 @@ def _of_table(
     rows = tables.table_rows(path, needed, remarks, sorted(_all_fields()), remedy)
     yield from _of_rows(rows, column_of, task_class, task, remedy)
     for remark, number in (+remarks).items():
-        print_error(f"{path}: {number:,} {remark}")
+        print_error(f"{path}: {remark_of(number, remark)}")
 
 
 def _of_rows(

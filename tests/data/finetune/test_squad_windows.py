@@ -79,13 +79,13 @@ def test_questions_are_cut_and_odd_ones_reported(tokenizer, tmp_path):
     long, full = (question("the cafe", text="the " * count) for count in (9, 8))
     made = windows_for([long], tokenizer, training=False)
     assert made.features.lengths.tolist() == [3 + 8 + 2]
-    assert list(made.remarks) == [f"1 {squad_windows.CUT_QUESTIONS} (a)"]
+    assert made.remarks == ("1 question longer than max_query_length, truncated (a)",)
     assert windows_for([full], tokenizer, training=False).remarks == ()
     # An answer without pieces is left out of the training.
     odd = question("the \u0007 cafe", answer=(4, 5))
     made = windows_for([odd, question("the cafe", answer=(0, 3), name="b")], tokenizer)
     assert made.question.tolist() == [1]
-    assert list(made.remarks) == [f"1 {squad_windows.NO_PIECES} (a)"]
+    assert made.remarks == ("1 question left out of training, whose answer contains no token (a)",)
     np.savez(tmp_path / "cache.npz", **squad_windows.arrays_of_windows(made))
     with np.load(tmp_path / "cache.npz") as arrays:
         again = squad_windows.windows_of(dict(arrays))
@@ -169,7 +169,6 @@ def test_answers_that_are_longer_than_the_maximum_are_reported(tokenizer):
         for longest, ids in (
             (0, "4 * (one, three, part, ...)"),
             (2, "3 * (three, part, five)"),
-            (3, "1 * (five)"),
         ):
             remark = ids.replace("*", squad_windows.LONG_ANSWERS)
             assert squad_windows.long_answers(rows, made, longest) == (remark,)
