@@ -247,8 +247,9 @@ def _epochs(chosen: Recipe, records: int, seconds_each: float, seconds: float) -
     if chosen.start is not None:
         enough = math.ceil(rule["updates"] * TABLE["batch"]["batches"][-1] / records)
         complete = max(rule["model"], min(rule["most"], enough))
-    if fitting < min(LEAST_EXAMPLES, records * complete):
-        needed = LEAST_EXAMPLES * seconds_each / USABLE / 3600
+    least = min(LEAST_EXAMPLES, records * complete)
+    if fitting < least:
+        needed = least * seconds_each / USABLE / 3600
         problem = f"is time for {fitting:,.0f} examples on this machine, too few to learn from"
         remedy = f"use --hours {math.ceil(10 * needed) / 10:g} or more"
         if chosen.start is not None:
@@ -256,7 +257,7 @@ def _epochs(chosen: Recipe, records: int, seconds_each: float, seconds: float) -
         if chosen.machine.is_timed:
             remedy += "; if the machine was busy, start again or pass --speed with its examples/s"
         chosen.refusal = ConfigError("hours (--hours)", problem, remedy)
-        fitting = min(LEAST_EXAMPLES, records * complete)
+        fitting = least
     epochs = min(float(complete), float(f"{fitting / records:.2g}"))
     # A new model without a warning reads enough tokens, in few epochs of much text too.
     needed_epochs = LITTLE_TIME * complete if chosen.start or chosen.warnings else 1

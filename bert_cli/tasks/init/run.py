@@ -149,7 +149,6 @@ def search_commands(settings: InitSettings, asked: str, *, is_plain: bool) -> li
 def commands(chosen: Recipe, goal: str, language: str, sentence: str) -> list[str]:
     """Return the commands of a run with comments; the sentence is of the held-out text."""
     start = chosen.start
-    vocabulary = shlex.quote(start.vocabulary) if start else ""
     lines = render(
         Path(__file__).with_name(SCRIPT),
         chosen=chosen,
@@ -157,7 +156,7 @@ def commands(chosen: Recipe, goal: str, language: str, sentence: str) -> list[st
         goal=goal,
         language=language,
         out=shlex.quote(str(chosen.out)),
-        vocabulary=vocabulary,
+        vocabulary=shlex.quote(start.vocabulary) if start else "",
         rate=recipe.step(recipe.TABLE["labels"]["rates"], chosen.model.hidden_size),
         masked=shlex.quote(text.mask_word(sentence)),
     )

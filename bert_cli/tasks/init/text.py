@@ -154,7 +154,7 @@ def divide(
         problem = f"has fewer than {MIN_DOCUMENTS} different documents"
         raise DataError("input", problem, "use more text: a part of the documents is held out")
     if left_out:
-        print_line(f"init: {count(len(left_out), 'document')} left out that repeat a held-out one")
+        print_line(f"init: left out {count(len(left_out), 'repetition')} of held-out documents")
     sentences = []
     (folder / "text").mkdir(parents=True)
     with ExitStack() as stack:
