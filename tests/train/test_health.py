@@ -1,13 +1,11 @@
 """The two warnings about the masked-LM loss: measured healthy runs have none, and the others are reported."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 from support.metrics import write_metrics
 
-from bert_cli.cli import main
 from bert_cli.data.examples.reader import BLOCK
 from bert_cli.train import health
 from bert_cli.train.health import FLAT_STEPS, MARGIN, STEPS, find_warning
@@ -120,14 +118,6 @@ def stuck(tmp_path, write_run):
     row = {"mlm_loss": 6.95, "tokens": 1600.0, "unigram_entropy": 6.9}
     write_metrics(folder, ((n, row) for n in range(2900, 3001)), mode="a")
     return folder
-
-
-def test_bert_runs_prints_the_warning_of_the_last_steps(stuck, bert, capsys):
-    assert "is not below" in str(health.warning_of(Run(stuck)))
-    assert main(["runs", str(stuck.parent)]) == 0
-    text = "/stuck\\nfor long: masked-LM loss 6.95 after 4.8 million tokens is not below"
-    assert text in capsys.readouterr().out
-    assert "is not below" in json.loads(bert("runs", stuck.parent, "--json", "-").out)[0]["warning"]
 
 
 def test_bert_runs_finds_a_loss_that_does_not_fall_in_the_metrics_of_the_run(stuck):

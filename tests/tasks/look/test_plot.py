@@ -17,24 +17,6 @@ def lines_of(svg: str, number: int) -> int:
     return svg.count(f"stroke: {style_of(number)[0].lower()}; stroke-width")
 
 
-def test_pictures_and_page_are_written(tmp_path, write_run, bert):
-    runs = [write_run(tmp_path / name, 90) for name in ("a", "b")]
-    out, empty = tmp_path / "out", write_run(tmp_path / "empty", 0)
-    printed = bert("plot", *runs, "--output", out).out
-    names = ("loss", "accuracy", "learning_rate", "throughput", "gradient_norm")
-    assert {path.name for path in out.iterdir()} == {"index.html", *(f"{n}.svg" for n in names)}
-    assert printed.startswith(f"{out / 'index.html'}: 2 runs, loss.svg, ")
-    assert printed.endswith("; means over 2 steps\n")
-    # Flags may be between the runs; a short run is not smoothed; a run without a step is only in the tables.
-    printed = bert("plot", write_run(tmp_path / "short", 5), "--output", out, empty).out
-    assert f"{empty}: has no step yet" in printed and printed.endswith("; values of single steps\n")
-    said = bert("plot", empty, "--output", tmp_path / "none", code=3).err
-    assert "have no step in metrics.jsonl yet" in said
-    assert not (tmp_path / "none").exists()
-    said = bert("plot", *runs, "--output", "/proc/x", code=3).err
-    assert "output (/proc/x/loss.svg): cannot be written" in said
-
-
 def test_pictures_follow_the_metrics_of_the_runs(tmp_path):
     first = {"loss": 1.0, "accuracy": 0.5}
     second = {"validation_accuracy": 0.4, "validation_f1": 0.3}
