@@ -129,63 +129,6 @@ def test_other_forms_of_a_word_are_found(tmp_path, text, question, marked):
     assert [hit.text[start:stop] for start, stop in hit.words] == marked
 
 
-FSTAB = "The file /etc/fstab lists disks; see mount --no-canonicalize."
-LINKS = [
-    FSTAB,
-    "Hard links share a file. A hard link is no copy, and the link is hard to see.",
-    "A link is hard to break; the etc folder has no fstab, and no option canonicalize.",
-    "Other things are elsewhere, where nothing is said about any of this.",
-]
-
-
-@pytest.mark.parametrize(
-    ("question", "found", "marked"),
-    [
-        ('"hard link"', [1], ["hard", "link"]),
-        ("“HARD link”", [1], ["hard", "link"]),
-        ("hard link", [1, 2], ["Hard", "hard", "link", "link", "hard"]),
-        ("hard -copy", [2], ["hard"]),
-        ('hard -"link is hard"', [], []),
-        ("hard -links", [2], ["hard"]),
-        ("hard -zebra", [1, 2], ["Hard", "hard", "hard"]),
-        ("copy -any", [1, 3], ["copy"]),
-        ("copy -ANY", [1], ["copy"]),
-        ("elsewhere -ḍoṫ", [3], ["elsewhere"]),
-        ("/etc/fstab", [0], ["etc", "fstab"]),
-        ("what is in (/etc/fstab)?", [0], ["etc", "fstab"]),
-        ("--no-canonicalize", [0], ["no", "canonicalize"]),
-        ("disk -t 5 - hard", [1, 2], ["Hard", "hard", "hard"]),
-        ('"disks see"', [0], ["disks", "see"]),
-        ('"see disks"', [], []),
-        ('"disk"', [], []),
-    ],
-)
-def test_what_a_question_means_exactly_is_matched_as_it_stands(tmp_path, question, found, marked):
-    hits = make(tmp_path / "index", LINKS).ask(question)
-    assert [LINKS.index(hit.text) for hit in hits] == found
-    assert [hit.text[start:stop] for hit in hits[:1] for start, stop in hit.words] == marked
-
-
-def test_a_model_is_not_asked_what_a_question_excludes(tmp_path):
-    index = make(tmp_path / "index", vectors=VECTORS)
-    asked = []
-    index.embed = lambda texts: asked.extend(texts) or vectors_of(VECTORS[3:4])
-    for half in ("meaning", None):
-        assert TEXTS[3] not in {hit.text for hit in index.ask('drink -"coffee, tea"', half=half)}
-    assert index.ask("drink", half="meaning")[0].text == TEXTS[3]
-    assert asked == ["drink ", "drink ", "drink"]
-
-
-def test_a_hit_has_its_place_and_the_words_that_matched(index):
-    hit = index.ask("Where is CAFE?", top=1)[0]
-    assert (hit.title, hit.document, hit.file) == ("Title 4", "4.txt", "/texts/4.txt")
-    assert (hit.start, hit.stop) == (0, len(hit.text))
-    assert [hit.text[start:stop] for start, stop in hit.words] == ["café"]
-    assert index.ask("zebra") == []
-    assert len(index.ask("the", top=3)) == 3  # frequent words alone
-    assert len(index.ask("the unicorn", top=3)) == 3  # and a word that is in no passage
-
-
 def test_of_equal_passages_the_first_ones_are_found(tmp_path):
     texts = [*TEXTS, TEXTS[0], *(f"{letter} has roasted beans." for letter in "WXYZ")]
     index = make(tmp_path / "index", texts)
@@ -495,42 +438,9 @@ def test_a_question_of_the_query_language_is_words(index):
     assert index.ask("-coffee ^tea")[0].text == TEXTS[1]
 
 
-def test_other_files_and_versions_are_refused(tmp_path):
-    (tmp_path / "empty").touch()
-    for name in ("absent", "empty"):
-        with pytest.raises(DataError, match="no such index; make it with `bert search make`"):
-            open_index(tmp_path / name)
-    assert not (tmp_path / "empty").stat().st_size
-    (tmp_path / "text").write_text("This is a text, which nothing may overwrite.\n" * 99)
-    for opened in (open_index, lambda path: write_index(path).__enter__()):
-        with pytest.raises(DataError, match="was not made by `bert search make`; make one with"):
-            opened(tmp_path / "text")
-    with sqlite3.connect(tmp_path / "other") as table:
-        table.execute("CREATE TABLE t(x)")
-    with pytest.raises(DataError, match="was not made by `bert search make`"):
-        open_index(tmp_path / "other")
-    index = make(tmp_path / "index")
-    index.table.execute("PRAGMA user_version = 6")
-    with pytest.raises(ConfigError, match=r"index \(format 6\): was made by another version of"):
-        open_index(tmp_path / "index")
-
-
 def test_another_folding_of_words_has_another_format():
     folded = words.exactly("Straße Ørsted ﬁ İ ی ى ک 1\ufe0f\u20e3 ガ ก้ é")
     assert (database.VERSION, folded) == (7, "strasse orsted fi i ي ي ك 1 ガ ก ้ e")
-
-
-def test_a_damaged_index_is_an_error_and_stays_as_it_is(tmp_path):
-    path = tmp_path / "index"
-    make(path, TEXTS * 200).table.close()
-    data = bytearray(path.read_bytes())
-    data[4096 * 3 : -4096] = b"\xff" * (len(data) - 4096 * 4)
-    path.write_bytes(data)
-    with pytest.raises(DataError, match="is damaged"):
-        open_index(path).ask("coffee")
-    with pytest.raises(DataError, match="is damaged"), write_index(path):
-        pass
-    assert path.read_bytes() == data
 
 
 def test_every_letter_finds_itself_in_each_case_and_form():
@@ -601,14 +511,3 @@ def test_an_index_that_was_not_finished_is_checked_when_it_continues(tmp_path):
     damage("UPDATE passages SET text = 'x'")
     with pytest.raises(DataError, match="is damaged"), write_index(path):
         pass
-
-
-def test_a_title_of_its_own_is_searched(tmp_path):
-    with write_index(tmp_path / "index") as index, index.changing():
-        file = index.add_file("/faq.csv", "faq.csv", "")
-        for number, title in ((1, "Hours"), (3, "Lost tickets")):
-            text = f"The desk has it, {number}."
-            document = Document(title, [text], number, is_named=True)
-            index.add(file, document, [Passage(0, len(text), text)])
-    (hit,) = open_index(tmp_path / "index").ask("LÖST ticket tickets")
-    assert (hit.title, hit.document, hit.words) == ("Lost tickets", "faq.csv:3", [])

@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,12 +21,9 @@ from support.vectors import write_pooling
 from bert_cli.cli import main
 from bert_cli.config.init import InitSettings
 from bert_cli.data.io import inputs
-from bert_cli.data.tokens.tokenizer import Normalization, write_vocabulary
-from bert_cli.data.tokens.vocab import find_vocabulary
-from bert_cli.errors import DataError
 from bert_cli.tasks.bench import measure
 from bert_cli.tasks.init import recipe, run, text
-from bert_cli.tasks.run import build, train
+from bert_cli.tasks.run import build
 
 need("py3langid")
 ROOT = Path(__file__).parents[3]
@@ -148,16 +144,6 @@ def test_the_sentence_is_long_enough_to_be_shown():
     assert text.plain_sentence(document) == document[-1]
 
 
-def test_the_held_out_documents_are_not_trained_on(at_home):
-    assert init("parts", "--from", "model") == 0
-    parts = [
-        [row["text"] for row in lines_of(at_home / f"parts/text/{part}.jsonl")]
-        for part in text.PARTS
-    ]
-    # One document repeats most of a held-out one.
-    assert [*map(len, parts)] == [15, 7, 7] and len({one for part in parts for one in part}) == 29
-
-
 @pytest.mark.parametrize("kind", ["bert", "minilm"])
 def test_an_index_for_search_has_the_model_as_published(kind, at_home, capsys):
     start = at_home / f"{kind}_model"
@@ -185,19 +171,6 @@ def test_an_index_for_search_has_the_model_as_published(kind, at_home, capsys):
     assert asked and all(
         words[:3] == ["search", "ask", f"found_{kind}/search.index"] for words in asked
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ([], "from: names no model, which --for search needs"),
-        (["--from", "model"], "from (--from model): was not trained to compare texts"),
-        (["--from", "model", "--hours", "2"], "hours (--hours): has no effect with goal 'search'"),
-    ],
-)
-def test_a_search_without_a_model_for_sentences_is_refused(words, problem, at_home, capsys):
-    assert init("refused", *words, "--for", "search") == 2
-    assert problem in capsys.readouterr().err and not (at_home / "refused").exists()
 
 
 def test_a_book_is_divided_into_a_part_for_training_and_a_part_held_out(at_home):
@@ -253,17 +226,6 @@ def test_copies_of_held_out_documents_are_left_out_and_counted(kind, tmp_path, c
     assert "init: left out 12 repetitions of held-out documents" in capsys.readouterr().out
 
 
-def test_documents_that_are_all_copies_cannot_be_held_out(tmp_path):
-    with pytest.raises(DataError, match="has fewer than 4 different documents"):
-        text.divide(tmp_path, lambda: [["One text for all."]] * 60, 60, lambda line: [line])
-
-
-def test_words_that_a_vocabulary_lacks_are_counted(home, tmp_path):
-    (tmp_path / "a.txt").write_text("the film was \u2603\n\n" * 300)
-    facts = facts_of(tmp_path / "a.txt", find_vocabulary(str(home / "model"), cased=False))
-    assert (facts.unknown, facts.pieces_per_word) == (0.25, 1.0)
-
-
 def test_the_length_of_records_suits_nine_of_ten_documents(tmp_path):
     """27 documents of 40 words, and three of 300."""
     texts = ["one two three four five " * (60 if n % 10 == 9 else 8) for n in range(30)]
@@ -271,27 +233,6 @@ def test_the_length_of_records_suits_nine_of_ten_documents(tmp_path):
     facts = facts_of(tmp_path / "a.jsonl")
     assert (facts.words, facts.documents) == (27 * 40 + 3 * 300, 30)
     assert 40 < facts.long_document < 300 and not facts.is_cut
-
-
-def test_the_commands_keep_accents_of_other_languages_and_the_case_of_a_model(at_home):
-    line = "Le chat noir était assis près de la fenêtre, et la pluie tombait déjà sur la forêt. "
-    rows = [json.dumps({"body": f"{line}Numéro {n}. " * 4}) + "\n" for n in range(30)]
-    (at_home / "french.jsonl").write_text("".join(rows))
-    cased = shutil.copytree(at_home / "model", at_home / "cased")
-    write_vocabulary(cased, (cased / "vocab.txt").read_bytes(), Normalization(cased=True))
-    scripts = {}
-    for file, start in (("french", ""), ("french", "cased"), ("text", ""), ("text", "model")):
-        out = f"accents_{file}_{start}"
-        words = ["init", f"{file}.jsonl", out, "--text-field", "body"]
-        assert main([*words, *(["--from", start] if start else [])]) == 0
-        scripts[file, start] = (at_home / out / "commands.sh").read_text()
-    words = (" --no-strip-accents", " --cased", "--language fr", " vocab ")
-    assert {case: tuple(map(script.count, words)) for case, script in scripts.items()} == {
-        ("french", ""): (1, 0, 2, 1),
-        ("french", "cased"): (0, 2, 2, 0),
-        ("text", ""): (0, 0, 0, 1),
-        ("text", "model"): (0, 0, 0, 0),
-    }
 
 
 def test_the_rate_and_the_spread_are_those_of_the_measured_steps(home, monkeypatch):
@@ -313,21 +254,6 @@ def test_the_rate_and_the_spread_are_those_of_the_measured_steps(home, monkeypat
     assert sizes == (16, 1, 64)
 
 
-def test_a_known_speed_is_not_measured_and_too_few_hours_show_the_plan(home, monkeypatch, capsys):
-    monkeypatch.chdir(home)
-    monkeypatch.setattr(train, "run_training", None)
-    words = ("soon", "--from", "model", "--speed", "2.5")
-    assert init(*words, "--hours", "0.001") == 2
-    said = capsys.readouterr()
-    assert "model trains at 2.5 examples/s of length 64 (--speed)" in said.out
-    assert "learning rate" in said.out and "timing this machine" not in said.out
-    assert "the fewest examples that teach a model" in said.out
-    assert "is time for 8 examples on this machine, too few to learn from" in said.err
-    assert said.err.endswith("hours 0.1 or more, or --from a smaller model\n")
-    assert not (home / "soon").exists()
-    assert init(*words, "--hours", "8") == 0
-
-
 def test_the_lines_of_wrapped_text_are_joined(at_home, capsys):
     documents = [textwrap.fill(" ".join(SENTENCES[n : n + 12]), 60) for n in range(0, 360, 12)]
     (at_home / "wrapped.txt").write_text("\n\n".join(documents) + "\n")
@@ -337,12 +263,6 @@ def test_the_lines_of_wrapped_text_are_joined(at_home, capsys):
     )
     rows = lines_of(at_home / "wrapped/text/train.jsonl")
     assert len(rows) == 15 and not any("\n" in row["text"] for row in rows)
-
-
-def test_a_dry_run_writes_nothing(home, monkeypatch, capsys):
-    monkeypatch.chdir(home)
-    assert init("nothing", "--from", "model", "--dry-run") == 0
-    assert "learning rate" in capsys.readouterr().out and not (home / "nothing").exists()
 
 
 def test_a_signal_during_the_measurement_ends_the_command(home, monkeypatch):
@@ -369,16 +289,6 @@ def test_a_larger_text_is_estimated_from_pieces_of_it(home, monkeypatch):
     assert complete.documents == 30 and [*complete.languages] == ["en"]
     described = text.describe(replace(complete, text_bytes=3e6, words=5e5))
     assert described == "3 MB of text, 500,000 words in 30 documents; language en 100%"
-
-
-def test_a_strict_init_stops_at_a_file_that_cannot_be_read(at_home, bert):
-    folder = at_home / "mixed"
-    folder.mkdir()
-    shutil.copy("text.jsonl", folder)
-    (folder / "bad.txt").write_bytes(b"na\xefve\n")
-    words = ["init", "mixed", "new", "--text-field", "body", "--from", "model", "--dry-run"]
-    assert "bad.txt (line 1): byte 0xEF is not UTF-8" in bert(*words).err
-    assert "bad.txt (line 1): byte 0xEF is not UTF-8" in bert(*words, "--strict", code=3).err
 
 
 def test_words_without_spaces_are_counted_by_characters():

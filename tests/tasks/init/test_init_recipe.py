@@ -34,9 +34,6 @@ STARTS = {
     "from scratch": None,
     BASE: Start("bert-base-uncased", BertConfig(), "bert-base-uncased"),
 }
-MINI_LM = BertConfig(
-    hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
-)
 
 
 def text(megabytes: float, **changes) -> TextFacts:
@@ -44,9 +41,6 @@ def text(megabytes: float, **changes) -> TextFacts:
     words = megabytes * 1e6 / 6
     facts = {"languages": {"en": 1.0}, "long_document": 3500.0, "pieces_per_word": 1.35} | changes
     return TextFacts(megabytes * 1e6, words, words / 1700, **facts)
-
-
-MINILM = Start("minilm", MINI_LM, is_for_sentences=True)
 
 
 def pick(megabytes=40.0, machine="8 cores", start="from scratch", hours=8.0, **changes):
@@ -105,11 +99,6 @@ def test_every_choice_is_a_valid_run_with_micro_batches_for_all_devices():
         assert config["global_batch"]["grad_acc_steps_per_replica"] % described.devices == 0
         batch = math.prod(config["global_batch"].values())
         assert f"{batch}, " in {name: value for name, value, _ in chosen.rows}["batch"]
-
-
-def test_training_a_model_for_sentences_is_warned_of():
-    (warning,) = pick(start=MINILM).warnings
-    assert "worse at search" in warning
 
 
 def test_little_text_is_not_for_training_from_scratch():
@@ -180,11 +169,6 @@ def test_new_pieces_are_added_where_words_are_split_into_many():
     assert pick(start=BASE).new_pieces == 0
     assert pick(start=BASE, pieces_per_word=1.9).new_pieces == 1000
     assert pick(0.5, start=BASE, pieces_per_word=1.9).new_pieces == 0
-
-
-def test_a_vocabulary_of_another_language_is_warned_of():
-    (warning,) = pick(start=BASE, unknown=0.4).warnings
-    assert "bert-base-uncased lacks 40% of the words" in warning
 
 
 def test_short_documents_have_short_records():

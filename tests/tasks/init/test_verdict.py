@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from support.tiny_models import TINY, write_model
 
-from bert_cli.cli import main
 from bert_cli.statistics import Score, difference, identify, mean_bounds, sample_of
 from bert_cli.tasks.init import verdict
 from bert_cli.tasks.model import models
@@ -147,8 +146,3 @@ def test_equal_classifiers_rarely_win_or_lose(shape):
         low, high = mean_bounds(gains[:, ~choosing])
         rates = np.mean(low > 0), np.mean(high < 0)
         assert max(rates) < 0.025 + 3 * np.sqrt(0.025 * 0.975 / tests), (documents, rates)
-
-
-def test_a_folder_without_a_test_is_refused(tmp_path, capsys):
-    assert main(["verdict", str(tmp_path)]) == 3
-    assert "has no text/test.jsonl; use a folder of `bert init`" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """`bert search`: what a person types, and what it prints; text that changes; kills; a model of vectors."""
 
-import itertools
 import json
 import os
 import re
@@ -19,22 +18,18 @@ from sklearn.metrics import ndcg_score
 from support.made_documents import lines, made_pdf
 from support.processes import wait_for
 from support.terminal import Terminal
-from support.tiny_models import TINY, write_model
+from support.tiny_models import write_model
 from support.vectors import vectors_of, write_pooling
 
 import bert_cli
 from bert_cli.cli import main
-from bert_cli.config.search import SearchScoreSettings
 from bert_cli.data.io import conversion
 from bert_cli.data.random import chooses
 from bert_cli.data.search.index import SCALE, Index, open_index
 from bert_cli.data.search.lexical import Lexical
-from bert_cli.data.search.passages import Document, Passage
 from bert_cli.data.search.words import parse
 from bert_cli.data.search.writing import write_index
-from bert_cli.data.tokens.tokenizer import read_tokenizer
-from bert_cli.errors import CheckpointError, DataError
-from bert_cli.statistics import interval, mean_of
+from bert_cli.errors import CheckpointError
 from bert_cli.tasks.model.runtimes import FEW
 from bert_cli.tasks.search import make, score
 from bert_cli.tasks.search.ask import place_of
@@ -73,44 +68,13 @@ def content(path):
     return sorted(sqlite3.connect(path).execute(f"SELECT {columns} FROM {tables}").fetchall())
 
 
-def test_a_question_is_answered_with_title_and_place(manuals, bert, capsys):
-    out = bert("search", "make", "index", "manuals").out
-    assert "4 documents of 3 files, 5 passages" in out
-    assert "with --model also by their meaning" in out
-    assert main(["search", "ask", "index", "How do I mount a disk?", "--top", "1"]) == 0
-    assert capsys.readouterr().out == (
-        "1. MOUNT (manuals/mount.txt, line 1)\nMOUNT\nThe command mounts a disk. It needs a folder.\n\n"
-    )
-    # Joined lines, a passage without its lines in the file, and a file that is gone.
+def test_of_places_with_the_same_words_the_nearest_is_named(manuals):
     line = "A zebra needs a stable, and hay of the last summer, which the\n  keeper brings in.\n"
     write(manuals, {"zoo.md": f"# Zoo\r\n\r\n{line * 9}\r\n"})
-    (manuals / "rows.jsonl").write_text(json.dumps({"text": "Zebras\nneed a groom."}))
     assert main(["search", "make", "index", "manuals"]) == 0
-    # A row, beside a file with the name of its document.
-    (manuals / "notes.jsonl:2").write_text(MANUALS["notes.jsonl"])
-    expected = (
-        ("zebra stable", "zoo.md, line 1)"),
-        ("groom", "rows.jsonl, characters 0-"),
-        ("music", "notes.jsonl, row 2, characters 0-"),
-    )
-    for asked, end in expected:
-        assert f" (manuals/{end}" in bert("search", "ask", "index", asked, "--top", "1").out
-    # The nearest of several lines with the same words.
     hit = open_index(Path("index")).ask("zebra stable")[0]
     fifth = hit._replace(text="A zebra needs a stable", start=len("# Zoo\n\n") + 4 * len(line))
     assert place_of(fifth, str(manuals / "zoo.md")) == "line 11"
-    (manuals / "zoo.md").unlink()
-    assert main(["search", "ask", "index", "zebra stable", "--top", "1"]) == 0
-    assert " (manuals/zoo.md, characters " in capsys.readouterr().out
-    (hit,) = json.loads(bert("search", "ask", "index", "bad film", "--json", "-").out)
-    assert (hit["document"], hit["start"]) == ("notes.jsonl:2", 0)
-    assert [hit["text"][a:b] for a, b in hit["words"]] == ["film", "bad"]
-    assert main(["search", "ask", "index", "quagga"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out == "No passage has a word or a phrase of the question.\n"
-    assert printed.err == "No passage has the word quagga.\n"
-    unlikely = "No passage has the word quagga, so perhaps nothing fits.\n"
-    assert bert("search", "ask", "index", "music quagga film-quagga").err == unlikely
 
 
 def test_words_that_matched_are_bold_and_control_characters_are_signs(
@@ -120,7 +84,6 @@ def test_words_that_matched_are_bold_and_control_characters_are_signs(
     main(["search", "make", "index", "manuals"])
     capsys.readouterr()
     words = ["search", "ask", "index", "zebra horse", "--top", "1"]
-    assert "A zebra\ufffd]0;title\ufffd and\ta \ufffd31m horse." in bert(*words).out
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -144,11 +107,6 @@ def test_words_alone_load_no_framework(manuals):
     home = {**ENVIRONMENT, "HOME": str(manuals.parent)}
     done = subprocess.run(words, capture_output=True, text=True, env=home)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
-
-
-def test_a_model_that_is_absent_is_refused_before_the_text_is_read(manuals, capsys):
-    assert main(["search", "make", "index", "manuals", "--model", "./nothing"]) == 4
-    assert "reads" not in capsys.readouterr().out and not Path("index").exists()
 
 
 def test_a_second_call_reads_what_changed_and_forgets_what_is_gone(manuals, monkeypatch, capsys):
@@ -299,22 +257,6 @@ def test_a_model_is_known_by_all_files_of_weights_and_its_settings(model, tmp_pa
     assert len({*identities}) == 4
 
 
-@pytest.mark.tensorflow
-def test_another_model_makes_all_vectors_again(manuals, model, tmp_path, bert, capsys):
-    folder = shutil.copytree(model, tmp_path / "model")
-    assert main(["search", "make", "index", "manuals", "--model", "model"]) == 0
-    shutil.rmtree(folder)
-    assert main(["search", "ask", "index", "disk"]) == 4  # the model is gone
-    assert main(["search", "ask", "index", "disk", "--words"]) == 0
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    write_model(folder, TINY.model_copy(update=sizes))
-    capsys.readouterr()
-    assert main(["search", "ask", "index", "disk"]) == 2
-    assert "before it was changed; run `bert search make` again" in capsys.readouterr().err
-    assert "computes 5 vectors" in bert("search", "make", "index", "manuals").out
-    assert {len(row[5]) for row in content("index")} == {2 * 16}
-
-
 def test_scores_are_those_of_scikit_learn(manuals, bert):
     write(manuals, {"tea.txt": "TEA\n\nTea is good. A folder of tea.\n"})
     write(manuals, {"more.txt": "A disk in a folder of files.\n"})
@@ -349,22 +291,6 @@ def test_scores_are_those_of_scikit_learn(manuals, bert):
     assert "7 questions about" in out and f"words    {scores[:, 0, 0].mean():.3f} [" in out
 
 
-def test_copies_of_a_document_are_one_right_answer(manuals):
-    tea = "TEA\n\nTea is good.\n"
-    write(manuals, {f"tea{n}.txt": tea for n in range(12)} | {"other.txt": f"{tea} Or coffee.\n"})
-    main(["search", "make", "index", "manuals"])
-    Path("queries.tsv").write_text(
-        "question\tdocument\ngood tea\ttea7.txt\ngood tea\ttea9.txt\ntea is good\tTEA\n"
-    )
-    with pytest.raises(DataError, match="'TEA' names 2 documents"):  # other.txt too
-        score.read_queries(Path("queries.tsv"), open_index(Path("index")))
-    Path("queries.tsv").write_text("question\tdocument\ngood tea\ttea7.txt\ngood tea\ttea9.txt\n")
-    index = open_index(Path("index"))
-    relevant = score.read_queries(Path("queries.tsv"), index)
-    assert [len(rows) for rows in relevant.values()] == [1]
-    assert score.question_scores(index, relevant)[0, 0].tolist() == [1.0, 1.0, 1.0]
-
-
 def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals):
     main(["search", "make", "index", "manuals"])
     index = open_index(Path("index"))
@@ -397,77 +323,6 @@ def test_half_of_the_documents_choose_a_weight_and_the_others_confirm_it(manuals
     assert "about at least 20 documents, 10 in each half; yours name 5 and 5" in text
 
 
-def test_each_ranking_has_its_scores_and_questions_about_one_document_are_one_group(
-    tmp_path, monkeypatch, capsys
-):
-    """Words, meaning and their sum find other documents; every question is asked twice, in other words."""
-    draw = np.random.default_rng(4)
-    names = "apple bread coal dust earth fire gold hay ink jam".split()  # noqa: SIM905
-    texts = [f"{name} is a thing" for name in names]
-    vectors = np.eye(10, 12, dtype=np.float32)
-    with write_index(tmp_path / "index") as index, index.changing():
-        index.record(weight=0.3)
-        for number, text in enumerate(texts):
-            file = index.add_file(f"/{number}", str(number), "")
-            index.add(file, Document(f"T{number}", [text]), [Passage(0, len(text), text)])
-        index.add_vectors(range(1, 11), vectors_of(vectors))
-    index = open_index(tmp_path / "index")
-    noise = draw.normal(size=(10, 12)).astype(np.float32)
-    index.embed = lambda asked: vectors_of(np.stack([noise[len(text) % 10] for text in asked]))
-    monkeypatch.setattr(score, "open_index", lambda path: index)
-    words = draw.permutation(names)
-    asked = [f"{word} or {other}" for word, other in itertools.pairwise(words)]
-    rows = [f"{text}{end}\t{n}" for n, text in enumerate(asked) for end in (" ?", " please ?")]
-    (tmp_path / "queries.tsv").write_text("\n".join(["question\tdocument", *rows]))
-    chosen_by: list[np.ndarray] = []
-    monkeypatch.setattr(score, "choose_weight", lambda _, *of: chosen_by.extend(of) or "")
-    score.run(SearchScoreSettings(index=tmp_path / "index", queries=tmp_path / "queries.tsv"))
-    printed = capsys.readouterr().out
-    scores = score.question_scores(index, score.read_queries(tmp_path / "queries.tsv", index))
-    np.testing.assert_array_equal(chosen_by[0], scores[:, :, 0])  # of nDCG
-    assert f"{len(rows)} questions about {len(rows) // 2} documents" in printed
-    groups = [n // 2 for n in range(len(rows))]
-    lines = {line.split("  ")[0]: line for line in printed.splitlines() if "[" in line}
-    shown = []
-    for name, row in (("words", 0), ("meaning", 10), ("both, weight 0.3", 3)):
-        shown.append([f"{interval(mean_of(column, groups)):.3f}" for column in scores[:, row].T])
-        assert lines[name].split("  ", 1)[1].strip().split("  ")[0] == shown[-1][0]
-        assert all(text in lines[name] for text in shown[-1])
-    assert len({*map(str, shown)}) == 3
-    assert interval(mean_of(scores[:, 0, 0])) != interval(mean_of(scores[:, 0, 0], groups))
-
-
-def test_what_is_no_text_is_left_out_of_a_folder_and_named(manuals, bert, capsys):
-    write(manuals, {"settings.json": '{"theme": "dark"}\n', "more.json": '{\n "a": 1}\n'})
-    write(manuals, {"table.csv": "a,b\n1,2\n"})
-    (manuals / "hull.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
-    (manuals / "latin.txt").write_bytes("Das Café\n".encode("latin-1"))
-    Path("other").mkdir()
-    write(Path("other"), {"far.txt": "A zebra.\n"})
-    (manuals / "more").symlink_to(Path("other").absolute())
-    captured = bert("search", "make", "index", "manuals")
-    assert "search: 4 documents of 3 files, 5 passages" in captured.out
-    assert captured.err.count("left out") == 1
-    assert "more.json (line 1): " in captured.err and "--text-field" not in captured.err
-    assert "left out 5 files that cannot be read as text:\n" in captured.err
-    assert (
-        "hull.png: is a picture" in captured.err
-        and "\n  and 2 more: 1 .json, 1 .csv" in captured.err
-    )
-    assert "manuals/more: is a link to a folder, or to nothing, and is not" in captured.err
-    before = Path("index").read_bytes()
-    assert main(["search", "make", "index", "manuals"]) == 0
-    assert Path("index").read_bytes() == before
-    assert "left out 5 files" in capsys.readouterr().err
-    assert main(["search", "make", "other.index", "manuals/hull.png"]) == 3
-    assert "hull.png: is a picture" in capsys.readouterr().err.splitlines()[-1]
-    assert open_index(Path("index")).ask("mounts")
-    shutil.copy(manuals / "hull.png", manuals / "mount.txt")
-    assert "search: 3 documents of 2 files" in bert("search", "make", "index", "manuals").out
-    assert not open_index(Path("index")).ask("mounts")
-    assert main(["search", "make", "index", "manuals", "--strict"]) == 3
-
-
 def test_an_answer_of_a_pdf_names_its_page(manuals, monkeypatch, capsys):
     pages = [lines("Sails", "A sail needs wind."), lines("Masts", "A mast of spruce is light."), []]
     (manuals / "boats.pdf").write_bytes(made_pdf(pages))
@@ -488,67 +343,6 @@ def test_an_answer_of_a_pdf_names_its_page(manuals, monkeypatch, capsys):
     (manuals / "scan.pdf").write_bytes(made_pdf([[]]))
     assert main(["search", "make", "index", "manuals", "--strict"]) == 3
     assert "scan.pdf: is a PDF that has no text" in capsys.readouterr().err
-
-
-def test_a_question_may_begin_with_dashes(manuals, capsys):
-    write(manuals, {"git.txt": "Pass --no-verify or -x to it.\n"})
-    main(["search", "make", "index", "manuals"])
-    assert main(["search", "ask", "index", "--top", "1", "--", "--no-verify"]) == 0
-    assert "Pass --no-verify" in capsys.readouterr().out
-    assert main(["search", "ask", "index", "--no-verify"]) == 2
-    assert "write a text that begins with - behind --" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ("question\tdocument\ndisk\tnone.txt\n", "(line 2): the index has no document 'none.txt'"),
-        (
-            "question\tdocument\ndisk\topy.txt\ncopy\tno\nlist\tno\n",
-            "(line 2): the index has no document 'opy.txt' and 1 other: 'no'",
-        ),
-        ("question\tdocument\n?!\tMOUNT\n", "has no word"),
-        ("question\tanswer\n?!\tMOUNT\n", "has no column 'document'"),
-        ("question\tdocument\n", "has no questions"),
-    ],
-)
-def test_questions_that_cannot_be_scored_are_errors(manuals, bert, rows, message):
-    main(["search", "make", "index", "manuals"])
-    Path("queries.tsv").write_text(rows)
-    assert message in bert("search", "score", "index", "--queries", "queries.tsv", code=3).err
-
-
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [
-        ("TEA", 2),
-        ("tea.txt", 2),
-        ("notes.jsonl", 0),
-        ("notes.jsonl:2", 0),
-        ("manuals/tea.txt", 0),  # as `ask` prints it
-        ("{folder}/manuals/tea.txt", 0),
-        ("leaf.txt", 2),
-        ("deep/leaf.txt", 0),
-        ("deep/rows.jsonl:2", 0),
-        ("rows.jsonl", 0),
-    ],
-)
-def test_a_name_of_several_documents_is_an_error(manuals, capsys, name, number):
-    for folder in (manuals, Path("more")):
-        write(folder, {"tea.txt": f"TEA\n\nTea of {folder.name} is good.\n"})
-    write(manuals, {"a/deep/leaf.txt": "A leaf.\n", "a/leaf.txt": "Two leaves.\n"})
-    write(manuals, {"a/deep/rows.jsonl": '{"text": "Green"}\n{"text": "Black"}\n'})
-    main(["search", "make", "index", "manuals", "more"])
-    name = name.format(folder=Path.cwd())
-    Path("queries.tsv").write_text(f"question\tdocument\ntea\t{name}\n")
-    assert main(["search", "score", "index", "--queries", "queries.tsv"]) == (3 if number else 0)
-    message = capsys.readouterr().err
-    files = {"leaf.txt": ["manuals/a/deep/leaf.txt", "manuals/a/leaf.txt"]}
-    first, second = (
-        Path(path).resolve() for path in files.get(name, ["manuals/tea.txt", "more/tea.txt"])
-    )
-    problem = f"{name!r} names {number} documents, such as {first} and {second}; use its file or FILE:NUMBER, or"
-    assert (problem in message) == bool(number)
 
 
 def test_scores_and_export_read_the_index_at_one_time(manuals, monkeypatch):
@@ -610,41 +404,6 @@ def test_an_index_warns_until_the_text_of_a_stopped_call_is_read(manuals, bert):
         assert not bert("search", "ask", index, "disk").err
 
 
-def test_bad_calls_are_errors_and_lose_nothing(manuals, capsys):
-    Path("empty").mkdir()
-    Path("blank").mkdir()
-    write(Path("blank"), {"a.txt": "\n \n", "b.txt": "---\n"})
-    main(["search", "make", "index", "manuals"])
-    capsys.readouterr()
-    Path("folder").mkdir()
-    for words, code, message in (
-        (["make", "new", "empty"], 3, "holds no files; name a folder with text files"),
-        (["make", "new2", "blank"], 3, "has no text; use files with sentences"),
-        (["make", "new3", "absent"], 3, "does not exist; check the path"),
-        (["make", "manuals/index", "manuals"], 3, "is manuals or inside it"),
-        (["make", "manuals", "manuals"], 3, "is manuals or inside it"),
-        (["make", "manuals/mount.txt", "manuals/shell"], 3, "was not made by `bert search make`"),
-        (["make", "index", "manuals", "--text-field", "body"], 2, "--text-field: has no effect"),
-        (["make", "index"], 2, "text"),
-        (["ask", "absent", "disk"], 3, "no such index"),
-        (["ask", "manuals/mount.txt", "disk"], 3, "was not made by `bert search make`"),
-        (["ask", "new3", "disk"], 3, "no such index"),
-        (["ask", "new2", "disk"], 3, "no such index"),
-        (["ask", "index", "disk", "--words", "--meaning"], 2, "cannot be combined"),
-        (["ask", "index", "disk", "--meaning"], 2, "has no vectors"),
-        (["ask", "index", "how", "many"], 2, "too many arguments; quote a text with spaces"),
-        (["ask", "index", "--", "--move", "--top", "2"], 2, "put options before --"),
-        (["make", "folder", "manuals"], 3, "folder: is a folder"),
-        (["export", "index", "manuals/mount.txt"], 3, "exists"),
-    ):
-        assert main(["search", *words]) == code, words
-        assert message in capsys.readouterr().err, words
-    assert main(["predict", "index", "disk"]) == 4
-    assert "is an index of `bert search make`, not a model; ask it" in capsys.readouterr().err
-    assert (manuals / "mount.txt").read_text() == MANUALS["mount.txt"]
-    assert open_index(Path("index")).ask("mounts")
-
-
 def test_the_exported_table_has_all_passages(manuals):
     from pyarrow import parquet
 
@@ -678,73 +437,6 @@ def test_the_sqlite_of_tensorflow_searches_too(manuals):
     )
     assert not subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT).returncode
     assert main(["search", "ask", "index", '"mounts a disk" -copies']) == 0
-
-
-def vectors_made(capsys):
-    """Return the number of vectors that `make` has computed."""
-    (line,) = [row for row in capsys.readouterr().out.splitlines() if " computes " in row]
-    return int(line.split()[-2])
-
-
-@pytest.mark.tensorflow
-def test_vectors_stay_with_their_text_and_weights_whatever_moves(manuals, model, tmp_path, capsys):
-    shutil.copytree(model, tmp_path / "model")
-    words = ["search", "make", "index", "manuals", "--model", "model"]
-    assert main(words) == 0 and vectors_made(capsys) == 5
-    with (manuals / "notes.jsonl").open("a") as file:
-        file.write('{"text": "A new row."}\n')
-    (manuals / "mount.txt").touch()
-    assert main(words) == 0 and vectors_made(capsys) == 1
-    Path("link").symlink_to("manuals")
-    assert main([*words[:3], "link/../link"]) == 0 and vectors_made(capsys) == 0
-    manuals.rename(tmp_path / "moved")
-    (tmp_path / "model").rename(tmp_path / "there")
-    assert main(["search", "ask", "index", "disk"]) == 4
-    problem = f"index (vectors of the model {tmp_path / 'model'}): no such folder; run `bert search"
-    error = capsys.readouterr().err
-    assert problem in error and "--model NEW" in error and "ask` with --words" in error
-    assert main([*words[:3], "moved", "--model", "there"]) == 0 and vectors_made(capsys) == 0
-    assert main(["search", "ask", "index", "disk", "--meaning"]) == 0
-
-
-def test_vectors_of_tokens_are_stored_as_the_index_has_them(manuals, model, capsys):
-    """A passage has 32 bytes for each token that the model reads, as this model has vectors of 32 values."""
-    words = ["search", "make", "index", "manuals", "--model", str(model)]
-    sizes = "SELECT text, length(tokens) FROM passages LEFT JOIN vectors USING (hash)"
-
-    def made(*more):
-        assert main([*words, *more]) == 0
-        with closing(sqlite3.connect("index")) as table:
-            return vectors_made(capsys), dict(table.execute(sizes))
-
-    number, stored = made()
-    index = bert_cli.open_index("index")
-    tokens = index.embed([*stored]).tokens
-    assert number == 5 and [*stored.values()] == [32 * len(one) for one in tokens]
-    read = read_tokenizer(model).encode_words([*stored])
-    assert [len(one) for one in tokens] == [min(len(ids), 24 - 2) for ids in read]
-    assert index.axes.shape == (32, 32)
-    assert min(map(len, tokens)) > 1 and not np.isnan(np.concatenate(tokens)).any()
-    ranked = [hit.score for hit in index.ask("the music is fine")]
-    assert made() == (0, stored)
-    number, stored = made("--no-token-vectors")
-    assert number == 5 and {*stored.values()} == {None}
-    assert made()[0] == 0
-    assert [hit.score for hit in index.ask("the music is fine")] != ranked
-    assert made("--token-vectors")[0] == 5
-    assert [hit.score for hit in index.ask("the music is fine")] == pytest.approx(ranked)
-
-
-def test_a_model_asks_and_stores_with_its_prompts(manuals, model, tmp_path):
-    folder = shutil.copytree(model, tmp_path / "model")
-    prompts = {"query": "the film: ", "document": "a good actor "}
-    plain = Model(str(folder))
-    expected = plain(["the film: who", "a good actor who"])
-    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
-    prompted = Model(str(folder))
-    assert prompted.weights != plain.weights
-    vectors = [prompted.of_questions(["who"]).texts, prompted(["who"]).texts]
-    np.testing.assert_allclose(np.concatenate(vectors), expected.texts, atol=1e-6)
 
 
 @pytest.mark.tensorflow

@@ -132,16 +132,11 @@ def test_a_failure_is_told_in_the_terminal_and_no_answer_has_a_path(models, tmp_
     assert str(tmp_path) not in about.text
 
 
-def test_a_taken_port_and_an_address_of_another_machine_are_refused(models, bert):
+def test_a_taken_port_is_refused(models, bert):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         in_use = f"port ({port}): Address already in use; choose another, such as --port 0"
-        for flag, value, message in (
-            ("--port", port, in_use),
-            ("--host", "192.0.2.1", "(192.0.2.1), port (8321): Cannot assign requested address"),
-            ("--host", "a..b", "host (a..b), port (8321): is not a host name; choose"),
-        ):
-            assert message in bert("serve", models["text"], flag, value, code=2).err
+        assert in_use in bert("serve", models["text"], "--port", port, code=2).err
 
 
 def test_without_its_extra_the_command_names_it(monkeypatch, bert):

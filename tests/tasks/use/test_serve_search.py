@@ -144,8 +144,6 @@ def test_an_index_of_words_has_no_meaning_until_it_is_served_again(models, tmp_p
         assert main([*make, str(tmp_path / "sea.txt"), "--model", str(models["bare"])]) == 0
         about = get(f"{address}api/about").json()
         assert about["documents"] == 2 and about["has_new_vectors"] and not about["has_meaning"]
-    (tmp_path / "no.index").write_text("no index")
-    assert main(["serve", str(tmp_path / "no.index"), "--port", "0"]) == 3
 
 
 def test_a_loopback_address_that_browsers_do_not_know_needs_its_token(index):
