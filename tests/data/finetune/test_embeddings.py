@@ -8,67 +8,15 @@ from sklearn.metrics import ndcg_score
 from support.metrics import values
 
 from bert_cli.data.finetune import embeddings
-from bert_cli.errors import CheckpointError, DataError
+from bert_cli.errors import CheckpointError
 
 DOCUMENTS = 150
-
-
-@pytest.fixture
-def read(tmp_path):
-    """Write lines of judgements for the queries a, b, c and the documents d0 to d3, and read them."""
-    (tmp_path / "qrels").mkdir()
-    for name, ids in (("queries", "abc"), ("corpus", ["d0", "d1", "d2", "d3"])):
-        lines = [json.dumps({"_id": one, "text": f"text {one}"}) for one in ids]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-
-    def read_lines(*lines):
-        path = tmp_path / "qrels" / "test.tsv"
-        path.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{line}\n" for line in lines))
-        return embeddings.read_retrieval(path)
-
-    return read_lines
 
 
 def retrieval_scores(queries, documents, relevant):
     texts = [str(number) for number in range(len(queries))]
     judged = embeddings.Retrieval(texts, [], relevant)
     return values(embeddings.retrieval_samples(embeddings.ranked(queries, documents), judged))
-
-
-def test_rows_without_text_are_skipped_and_counted(tmp_path, capsys):
-    path = tmp_path / "pairs.csv"
-    path.write_text("anchor,positive\na,b\n,\n , \nc,d\n")
-    assert embeddings.read_texts(path, ["anchor", "positive"]) == [["a", "b"], ["c", "d"]]
-    assert capsys.readouterr().out == f"{path}: 2 rows without text or label, skipped\n"
-
-
-def test_the_last_of_contradictory_judgements_counts(read):
-    retrieval = read("a\td0\t2", "b\td1\t0", "a\td0\t0", "b\td1\t3", "a\td2\t1")
-    assert list(retrieval.queries) == ["text a", "text b"]
-    assert list(retrieval.relevant) == [{0: 0.0, 2: 1.0}, {1: 3.0}]
-
-
-def test_a_query_with_judgements_but_no_relevant_document_is_scored_with_zero(read):
-    retrieval = read("a\td0\t1", "b\td1\t0", "b\td2\t-1")
-    assert list(retrieval.queries) == ["text a", "text b"]
-    vectors = np.eye(4, dtype=np.float32)
-    scores = retrieval_scores(vectors[:2], vectors, retrieval.relevant)
-    assert scores == {"ndcg_10": 0.5, "recall_10": 0.5, "recall_100": 0.5}
-
-
-def test_judgements_without_any_relevant_document_are_refused(read):
-    with pytest.raises(DataError, match="names no relevant document"):
-        read("a\td0\t0", "b\td1\t-1")
-
-
-def test_a_document_or_query_that_comes_twice_is_refused_with_both_lines(read, tmp_path):
-    for name, places in (("queries", "abb"), ("corpus", ["d0", "d1", " d1 "])):
-        path = tmp_path / f"{name}.jsonl"
-        before = path.read_text()
-        path.write_text("\n".join(json.dumps({"_id": one, "text": "x"}) for one in places))
-        with pytest.raises(DataError, match=rf"{name}\.jsonl \(line 3\): has the _id .* of line 2"):
-            read("a\td0\t1")
-        path.write_text(before)
 
 
 @pytest.mark.parametrize(

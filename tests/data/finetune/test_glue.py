@@ -8,7 +8,6 @@ import pytest
 from bert_cli.config.finetune import CLUE_TASKS, GLUE_TASKS
 from bert_cli.data.finetune import glue
 from bert_cli.data.finetune.tables import EMPTY_TEXT, REPEATED, TextExamples
-from bert_cli.errors import DataError
 
 PAIR, NLI = "index\tsentence1\tsentence2", "entailment neutral contradiction"
 STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
@@ -127,17 +126,6 @@ def test_quotes_and_other_line_breaks_are_text_and_more_columns_are_counted(tmp_
     result = glue.read_split(tmp_path, "rte", "validation")
     assert (result.first, result.second) == (['"One\u2028a', '"'], ['Two\x85"', "two"])
     assert result.remarks == {glue.LONG_ROW: 1}
-
-
-def test_short_rows_of_qqp_are_left_out_and_counted_but_none_of_its_test_rows(tmp_path):
-    head = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
-    rows = "1\t1\t2\tHow\n?\t1\n3\t1\t2\t\tWhy?\t0\n4\t1\t2\tA?\tB?\t1\n"
-    result = glue.read_split(put(tmp_path, "train.tsv", head + rows), "qqp", "train")
-    assert (result.first, result.ids) == (["", "A?"], ["3", "4"])
-    assert result.labels.tolist() == [0, 1] and result.remarks == {glue.SHORT_ROW: 2, EMPTY_TEXT: 1}
-    put(tmp_path, "test.tsv", "id\tquestion1\tquestion2\n0\tA?\tB?\n1\tA?\n")
-    with pytest.raises(DataError, match=r"test\.tsv \(line 3\): has 2 of 3 columns"):
-        glue.read_split(tmp_path, "qqp", "test")
 
 
 def test_the_real_files_are_read_completely_with_known_rows(shared_data):

@@ -81,15 +81,6 @@ def test_scores_of_several_labels_are_those_of_scikit_learn_with_their_intervals
     assert values(samples) == {"micro_f1": 0.0, "macro_f1": 0.0}
 
 
-def test_what_accuracy_hides_is_said_where_a_label_has_less_than_a_fifth_of_its_even_share():
-    sentence = of_texts.describe_rare(ONE, NAMES)
-    assert "3 of 100 texts are 'spam'" in sentence and "an accuracy of 0.90" in sentence
-    for counts, is_rare in (([9, 1], False), ([91, 9], True), ([40, 40, 5], True), ([5, 5], False)):
-        labels = np.repeat(np.arange(len(counts)), counts)
-        assert bool(of_texts.describe_rare(labels, NAMES[: len(counts)])) == is_rare
-    assert of_texts.describe_rare(SEVERAL, NAMES) == ""
-
-
 def test_a_model_without_a_decision_has_the_usual_thresholds(tmp_path):
     assert of_texts.read_decision(tmp_path) == Decision()
     assert Decision().thresholds_of(3) == [0.5, 0.5, 0.5]

@@ -111,11 +111,6 @@ def test_two_text_columns_are_pairs_and_no_label_column_is_a_file_to_predict(tmp
     assert result.labels is None and result.label_names is None
 
 
-def test_lines_of_a_text_file_are_the_rows_of_one_column(tmp_path):
-    result = read(put(tmp_path / "a.txt", "one,\n\n two\tthree\n"), (), ("any",))
-    assert result.first == ["one,", " two\tthree"] and result.remarks == {tables.BLANK: 1}
-
-
 def test_json_lines_and_json_lists_are_read(tmp_path):
     rows = [{"text": None, "label": 10}, {"text": "\u2028", "label": 9, "more": [1]}]
     lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
@@ -172,14 +167,6 @@ def test_ten_wrong_rows_are_named_at_once(row, message, tmp_path):
     named = str(caught.value).split("\n")
     assert len(named) == 10 and all(message in line for line in named)
     assert "(line 3)" in named[0] and "(line 21)" in named[9]
-
-
-def test_a_file_that_does_not_exist_is_reported_with_a_similar_name(tmp_path):
-    put(tmp_path / "reviews.csv", "")
-    for name in ("revews.csv", "reviews.xls", "b/c"):
-        remedy = "check the" if name == "b/c" else r"did you mean '.*/reviews\.csv'"
-        with pytest.raises(DataError, match=rf"{name}: no such file; {remedy}"):
-            tables.read_text(tmp_path / name)
 
 
 def test_several_labels_of_a_text_are_a_list_or_have_a_separator_or_a_column_each(tmp_path):
@@ -280,17 +267,6 @@ def test_labels_of_parquet_files_have_their_names_and_no_type_of_number_or_text(
         parquet.write_table(table.replace_schema_metadata(about), tmp_path / "a.parquet")
         with pytest.raises(DataError, match=r"\(row 3\): 'label' is empty or not a label"):
             read(tmp_path / "a.parquet")
-
-
-@pytest.mark.parametrize("form", ["one label", "several labels"])
-def test_a_text_with_two_labels_is_a_warning_that_names_its_rows(form, tmp_path, capsys):
-    rows = [("a", "x"), ("b", "y"), ("a", "x"), *[("A ", "y")] * 7]
-    lines = [{"text": t, "label": of if form == "one label" else [of]} for t, of in rows]
-    read(put(tmp_path / "a.jsonl", "\n".join(map(json.dumps, lines))))
-    err = capsys.readouterr().err
-    assert "warning: 7 rows with the same text as an earlier row, but another label: " in err
-    assert f"{tmp_path}/a.jsonl (line 4) has y, and {tmp_path}/a.jsonl (line 1) x;" in err
-    assert err.count(" has y") == 5 and err.endswith("; and 2 more\n")
 
 
 LABELS = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])

@@ -162,14 +162,3 @@ def test_pairs_are_of_one_label_and_bounded():
     assert not np.array_equal(pairs.ravel(), few.pairs_of(labels, 1))
     with pytest.raises(DataError, match="no label has two texts"):
         few.pairs_of(np.arange(4), 0)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--global-batch.grad-acc-steps-per-replica", "2"], "needs all pairs of a step"),
-        (["--class-weights", "balanced"], "few"),
-    ],
-)
-def test_what_few_does_not_do_is_refused(flags, message, base, tmp_path, bert):
-    assert message in bert(*arguments(base, tmp_path / "run", *flags), code=2).err

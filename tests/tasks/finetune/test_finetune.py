@@ -25,7 +25,7 @@ from bert_cli.parallel.tensorflow.mesh import group_of
 from bert_cli.statistics import identify, mean_of
 from bert_cli.tasks.finetune import classify, texts
 from bert_cli.tasks.model.models import find_tokenizer
-from bert_cli.tasks.run import finetune, task, teacher
+from bert_cli.tasks.run import task, teacher
 from bert_cli.tasks.run.resolve import open_mesh
 from bert_cli.tasks.run.task import Result, Scorer, Task
 from bert_cli.tasks.run.teacher import find_labels
@@ -59,20 +59,6 @@ def trained(base):
 
 
 # --- training and scores
-
-
-def test_a_model_learns_and_the_best_checkpoint_is_kept(trained):
-    scores, rows = scores_of(trained), lines_of(trained / "predictions.jsonl")
-    assert scores["accuracy"] > 0.9 and len(rows) == 61
-    right = np.mean([row["label"] == row["predicted"] for row in rows])
-    assert right == pytest.approx(scores["accuracy"])
-    counts = np.array(json.loads((trained / "confusion.json").read_text())["counts"])
-    assert np.trace(counts) / counts.sum() == pytest.approx(right)
-    name = "validation_accuracy"
-    scored = {row["step"]: row[name] for row in lines_of(trained / "metrics.jsonl") if name in row}
-    assert sorted(scored) == [10, 20, 30]
-    best = scored[int(Folder(trained).best_checkpoint.name.removeprefix("step_"))]
-    assert best == scores["accuracy"] == max(scored.values())
 
 
 def test_transformers_knows_the_labels_the_length_and_the_tokens_of_the_best_checkpoint(trained):
@@ -157,15 +143,6 @@ def test_several_seeds_have_a_mean_and_a_spread_and_hold_out_the_same_examples(
     again = bert(*arguments(base, run / "seed_6", *words, "--no-do-training", **start))
     assert again.last == scores
     assert str(run / "seed_5") in bert("predict", run, "good", code=4).err
-
-
-def test_the_spread_of_seeds_is_the_standard_deviation_of_a_sample(tmp_path, capsys):
-    seeds = [Result({"f1": mean_of([1] * n + [0] * (4 - n))}) for n in (1, 2, 3)]
-    order = ClassifySettings(save_ckpt_path=tmp_path, baselines=False, seed=5)
-    finetune._report(order, Task(2, None, None, {}), seeds, 0)
-    out = capsys.readouterr().out
-    assert "3 seeds, 5 to 7:" in out and "+- 0.2500  (0.2500, 0.5000, 0.7500); n 4" in out
-    assert json.loads((tmp_path / "scores.json").read_text())["f1"]["standard_deviation"] == 0.25
 
 
 def test_of_equal_scores_the_older_one_is_the_best_with_its_own_result(monkeypatch):
@@ -291,12 +268,6 @@ def test_new_weights_need_a_tokenizer_and_a_shape(base, tmp_path, bert):
     assert "starts with new weights from seed" in bert(*words, *shape).out
     for path in (vocabulary, vocabulary / "vocab.txt", base / "model"):
         assert read_tokenizer(find_tokenizer(str(path))).pieces[5] == "good"
-
-
-def test_all_settings_that_are_missing_are_named_at_once(bert):
-    error = bert("ner", code=2).err
-    for name in ("train_file", "validation_file", "pretrained_ckpt_path", "save_ckpt_path"):
-        assert name in error
 
 
 def test_a_run_whose_gradients_were_never_finite_has_no_result(base, tmp_path, capsys):

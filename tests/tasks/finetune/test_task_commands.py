@@ -6,14 +6,13 @@ from operator import itemgetter
 import numpy as np
 import pytest
 from support.hf_models import change_weights
-from support.metrics import printed_scores, scores_of, values
+from support.metrics import scores_of
 from support.runs import lines_of
 from support.tiny_models import OTHERS, TINY, TINY_RUN, flags_of, write_model, write_questions
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import GlueSettings, SquadSettings
 from bert_cli.data.finetune import squad_windows
-from bert_cli.data.finetune.squad import gold_of, read_squad, squad_samples
 from bert_cli.data.tokens.tokenizer import read_tokenizer
 from bert_cli.facts.architectures import ARCHITECTURES, shape_of
 from bert_cli.model.build import build_blocks
@@ -75,20 +74,6 @@ def test_a_model_of_one_segment_refuses_questions(base, answered, tmp_path, bert
         assert "question with its context, needs two segment types" in bert(*words, code=2).err
 
 
-def official_scores(dev, predictions, *, version_2=False):
-    questions, _ = read_squad(dev, version_2=version_2, training=False)
-    return values(squad_samples(gold_of(questions), read(predictions)))
-
-
-def test_questions_are_answered_and_scored(base, answered):
-    scores = scores_of(answered)
-    assert list(scores) == ["f1", "exact_match"] and scores["f1"] > 80
-    predictions, nbest = (read(answered / f"{n}predictions.json") for n in ("", "nbest_"))
-    assert len(predictions) == len(nbest) == 40
-    assert all(nbest[name][0]["text"] == answer for name, answer in predictions.items())
-    assert official_scores(base / "dev-v1.1.json", answered / "predictions.json") == scores
-
-
 @pytest.mark.parametrize(
     "architecture",
     ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("groupbert", "modernbert"))],
@@ -131,37 +116,6 @@ def test_transformers_finds_the_same_answer(base, answered, architecture):
         best, offsets = nbest[question["id"]][0], inputs.encodings[0].offsets
         assert float(score) == pytest.approx(best["start_logit"] + best["end_logit"], abs=1e-4)
         assert best["text"] == paragraph["context"][offsets[first][0] : offsets[last][1]]
-
-
-def test_questions_without_an_answer_get_an_empty_one(base, capsys):
-    path = write_questions(base / "train-v2.0.json", 150, 3, impossible=True)
-    data = read(path)
-    data["data"][0]["paragraphs"][7]["qas"][0]["answers"][0]["answer_start"] += 1
-    path.write_text(json.dumps(data))
-    write_questions(base / "dev-v2.0.json", 45, 4, impossible=True)
-    words = ["squad", "--dataset-dir", base, *SQUAD, "--version-2"]
-    run = train(base, "squad2", *words)
-    out = capsys.readouterr().out
-    scores = printed_scores(out)
-    assert "train_file: 149 questions" in out and "(3-7)" in out  # an answer not at its offset
-    assert "with the threshold of no answer chosen on the same questions" in out
-    # `bert predict` and `bert runs` look for these next to the checkpoints.
-    for name in ("null_threshold.json", "scores.json"):
-        assert (run / name).is_file()
-    assert scores["NoAns_total"] == 15 and scores["f1"] > 60
-    threshold = read(run / "null_threshold.json")["threshold"]
-    odds, predictions = (read(run / f"{n}.json") for n in ("null_odds", "predictions"))
-    assert all((odds[name] > threshold) == (answer == "") for name, answer in predictions.items())
-    dev = base / "dev-v2.0.json"
-    official = official_scores(dev, run / "predictions.json", version_2=True)
-    assert official == {n: score for n, score in scores.items() if not n.endswith("total")}
-    # A threshold that is passed is kept, 0 too.
-    values = {**SIZES, "validation_file": dev, "do_training": False, "cache_dir": None}
-    values |= {"version_2": True, "null_score_diff_threshold": 0.0}
-    task = squad.build(SquadSettings.model_validate(values), read_tokenizer(base / "model"), None)
-    logits = np.eye(len(task.development["validation"].tokens), 2, dtype=np.float32)
-    result = task.evaluate({"validation": logits})
-    assert (result.note, result.run_files["null_threshold.json"]) == ("", {"threshold": 0.0})
 
 
 # --- GLUE
@@ -213,27 +167,6 @@ def test_mnli_is_scored_on_both_sets_and_predicted_for_both_files_of_the_server(
         assert header == "index\tprediction" and [*numbers] == index
         draw = np.random.default_rng(seed)
         assert np.mean([premise(draw)[2] == label for label in predicted]) > 0.7
-
-
-def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
-    base, entailed, tmp_path, bert
-):
-    words = [*GLUE, "mnli", "--dataset-dir", base / "glue", *COMMON, "--no-do-training"]
-    words += ["--save-ckpt-path", tmp_path, "--pretrained-ckpt-path"]
-    for names, order, code, message in (
-        (ROTATED, [2, 0, 1], 0, "are in another order"),
-        (["LABEL_0", "LABEL_1", "LABEL_2"], [0, 1, 2], 0, "assumed to be in this order: entail"),
-        (["yes", "no", "maybe"], [0, 1, 2], 2, "yes, no, maybe): are not the labels of this task"),
-    ):
-        heads = dict.fromkeys(HEADS, itemgetter(order))
-        id2label = dict(enumerate(names))
-        model = changed(entailed, tmp_path / names[0], heads, id2label=id2label)
-        out, err = bert(*words, model, code=code)
-        assert message in out + err
-        if code == 0:
-            assert json.loads(out.splitlines()[-1]) == scores_of(entailed)
-            # The test set has no labels that could show a swap.
-            assert (tmp_path / "MNLI-m.tsv").read_text() == (entailed / "MNLI-m.tsv").read_text()
 
 
 def test_the_outputs_of_a_teacher_are_in_the_order_of_the_tasks_labels(base, entailed, tmp_path):
@@ -288,55 +221,7 @@ def test_windows_are_made_again_after_a_change_of_what_they_depend_on(
     assert windows.question.max() == len(questions) - 1
 
 
-def similar(draw):
-    score = float(draw.integers(0, 6))
-    first = draw.choice(OTHERS, 6)
-    second = first.copy()
-    second[: 5 - int(score)] = "awful"
-    # STS-B's own are of this form; no float32 is 4.2.
-    return [" ".join(first), " ".join(second), f"{min(5.0, score + 0.2):.3f}"]
-
-
-def test_similarities_are_learnt_as_numbers(base, capsys):
-    write_glue(base / "glue" / "STS-B", 90, ["sentence1", "sentence2", "score"], similar)
-    run = train(base, "stsb", *GLUE, "stsb", "--dataset-dir", base / "glue", "--num-epochs", "6")
-    scores = printed_scores(capsys.readouterr().out)
-    assert list(scores) == ["pearson", "spearman"] and scores["spearman"] > 0.6
-    rows = lines_of(run / "predictions.jsonl")
-    predicted, true = ([row[name] for row in rows] for name in ("predicted", "label"))
-    assert np.corrcoef(predicted, true)[0, 1] == pytest.approx(scores["pearson"])
-    lines = (base / "glue" / "STS-B" / "dev.tsv").read_text().splitlines()[1:]
-    assert true == [float(line.split("\t")[-1]) for line in lines]
-    assert not any("accuracy" in name for line in lines_of(run / "metrics.jsonl") for name in line)
-    lines = (run / "STS-B.tsv").read_text().splitlines()[1:]
-    assert len(lines) == 90 and all(0 <= float(line.split("\t")[1]) <= 5 for line in lines)
-
-
 # --- tokens
-
-
-def write_sentences(path, sentences):
-    draw = np.random.default_rng(sentences)
-    kinds = {"good": "B-GOOD", "awful": "B-BAD"}
-    lines = []
-    for _ in range(sentences):
-        words = draw.choice([*OTHERS, "good", "awful"], int(draw.integers(3, 12)))
-        lines += [f"{word} {kinds.get(word, 'O')}" for word in words] + [""]
-    path.write_text("\n".join(lines))
-    return path
-
-
-def test_tokens_are_labelled_and_scored_by_entities(base, bert, capsys):
-    dev = write_sentences(base / "dev.conll", 40)
-    words = ["ner", "--validation-file", dev]
-    run = train(base, "ner", *words, "--train-file", write_sentences(base / "train.conll", 120))
-    scores = printed_scores(capsys.readouterr().out)
-    assert scores["f1"] > 0.8
-    assert {"precision", "recall", "f1_GOOD", "f1_BAD"} <= set(scores)
-    written = (run / "predictions.conll").read_text().splitlines()
-    assert [line.rpartition(" ")[0] for line in written] == dev.read_text().split("\n")
-    only = [*words, "--no-do-training", "--max-seq-length", 64, "--pretrained-ckpt-path", run]
-    assert bert(*only).last == scores
 
 
 # --- synthetic examples
