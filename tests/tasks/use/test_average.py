@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 from support.tiny_models import metrics_of
 
 from bert_cli.cli import main
-from bert_cli.data.finetune.labels import DECISION
 from bert_cli.files import OWN_CHECKSUM, STATE
 from bert_cli.statistics import Score
 from bert_cli.tasks.use.average import verdict_of
@@ -101,33 +100,6 @@ def test_the_newest_checkpoint_has_the_scores_of_its_run_and_the_last_line_names
 )
 def test_the_interval_of_the_change_says_which_is_better(low, high, better):
     assert verdict_of(Score((low + high) / 2, low, high, 9, 9)).startswith(better)
-
-
-def test_a_run_without_a_validation_dir_is_scored_by_the_flag(home, copied, tmp_path, bert):
-    settings = json.loads((copied / "settings.json").read_text())
-    del settings["own_crc32c"]
-    del settings["evaluation_examples"]
-    del settings["evaluate_every_steps"]
-    (copied / "settings.json").write_text(json.dumps({**settings, "validation_dir": None}))
-    out = bert(*average(copied, tmp_path / "one")).out
-    words = f"bert evaluate {tmp_path / 'one'} --dataset-dir RECORDS"
-    assert out.endswith(f"average: not scored; `{words}` scores it\n")
-    error = bert(*average(copied, tmp_path / "one"), code=2).err
-    assert "exists and is not an empty folder" in error and "score it with `bert evaluate " in error
-    scored = average(copied, tmp_path / "two", "--validation-dir", home.path / "records")
-    assert "bits_per_byte" in bert(*scored).out
-
-
-def test_a_run_of_fine_tuning_is_averaged_and_not_scored(copied, tmp_path, bert):
-    (copied / "settings.json").write_text('{"format": 1, "command": "glue", "glue_task": "mrpc"}')
-    for path in complete_checkpoints(copied):
-        (path / OPTIMIZER).write_bytes(b"cut")  # moments are not averaged, so not read either
-        (path / DECISION).write_text("{}")  # it holds for these weights alone
-    said = bert(*average(copied, tmp_path / "out")).out
-    assert "not scored; only runs of pretrain are scored, not glue mrpc" in said
-    assert not (tmp_path / "out" / DECISION).exists()
-    said = bert(*average(copied, tmp_path / "two", "--validation-dir", "x"), code=2).err
-    assert "validation_dir (x): has no effect on a run of glue mrpc" in said
 
 
 def test_a_checkpoint_of_another_shape_is_refused(copied, tmp_path, bert):

@@ -1,13 +1,10 @@
 """`bert evaluate`: the held-out metrics of a run's checkpoint are those that the run has computed itself."""
 
 import json
-import shutil
 
 import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 from support.tiny_models import metrics_of
-
-from bert_cli.cli import main
 
 
 @pytest.mark.parametrize("step", [5, 6])
@@ -28,25 +25,3 @@ def test_a_checkpoint_has_the_scores_that_its_run_computed(
     assert written["scores"] == scores and {"mlm_loss", "bits_per_byte"} <= scores.keys()
     assert written["examples"] == 30 and written["model"].endswith(f"step_0000000{step}")
     assert f"{scores['mlm_loss']:.6f}" in printed and "first 30 examples" in printed
-
-
-def test_as_many_examples_are_read_as_are_named(pretrained, tmp_path):
-    scores = {}
-    records = json.loads((pretrained / "records" / "corpus.json").read_text())["records"]
-    assert 30 < records < 9999
-    own = pretrained / "records"
-    other = shutil.copytree(own, tmp_path / "records")
-    seven = ["--examples", "7", "--dataset-dir", str(other)]
-    for flags, number, folder in (
-        (seven, 7, other),
-        (["--examples", "9999"], records, own),
-        ([], 30, own),  # as the settings of the run say
-    ):
-        file = tmp_path / "scores.json"
-        words = [*flags, "--json", str(file), "--no-baselines"]
-        assert main(["evaluate", str(pretrained / "run"), *words]) == 0
-        written = json.loads(file.read_text())
-        assert written["examples"] == number
-        assert written["dataset_dir"] == str(folder)
-        scores[number] = written["scores"]
-    assert len({score["mlm_loss"] for score in scores.values()}) == 3

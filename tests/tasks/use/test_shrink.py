@@ -37,11 +37,3 @@ def test_a_smaller_model_of_vectors_has_the_files_of_its_pooling(models, tmp_pat
         assert (tmp_path / "out" / module["path"]).is_dir()
     (source / "modules.json").write_bytes(files["modules.json"].replace(b"Normalize", b"Dense"))
     assert "2_Dense" in bert("shrink", source, tmp_path / "no", "--layers", "0", code=4).err
-
-
-def test_a_folder_that_exists_is_refused(models, tmp_path, bert):
-    line = ["shrink", str(models["pretraining"]), str(tmp_path / "out"), "--layers", "0"]
-    assert main(line) == 0
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert "exists and is not an empty folder" in bert(*line, code=2).err
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
