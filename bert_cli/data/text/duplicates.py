@@ -65,11 +65,11 @@ def mark_duplicates(
     paths = [out / FOLDER / f"{shard.output}.hashes" for shard in shards]
     counts = [path.stat().st_size // HASH_BYTES for path in paths]
     exact = equal_to_earlier(np.concatenate([np.fromfile(path, np.uint64) for path in paths]))
-    note = f"dropped {exact.sum():,} documents that equal an earlier document"
+    note = f"dropped documents: {exact.sum():,} equal to an earlier document"
     near = np.zeros(len(exact), np.bool_)
     if threshold is not None:
         near = near_to_earlier(list(map(_read_signatures, paths)), exact, threshold)
-        note += f", and {near.sum():,} that nearly equal an earlier document"
+        note += f", and {near.sum():,} nearly equal"
     marked: list[Shard] = []
     start = 0
     for shard, number in zip(shards, counts, strict=True):
