@@ -2,7 +2,8 @@
 
 A line of a transcript is a comment (`# `), a command (`$ `, continued by `> `), or indented output; `exit N` follows a
 command that failed. In stored output `…` stands for any text within a line, such as a time, and a number with decimals
-may differ by 1 %. Everything else is exact. `bert` runs in this process, any other command in bash.
+may differ by 1 %. Everything else is exact. `bert` runs in this process, and any other command in bash. After `bert`,
+a line may have `| FILTER`, such as `head -3`, which gets what is printed, and then `< FILE`.
 """
 
 import contextlib
@@ -21,18 +22,21 @@ ANY = "…"
 """Any text within a line."""
 WITHIN = 0.01
 """Of a number with decimals: losses differ with the instructions of a processor."""
+ALL_DECIMALS = 6
+"""So many or more are all that a float has: zeros at its end are not printed."""
 DECIMAL = r"-?\d+\.\d+(?:e[+-]?\d+)?"
 CLOCK = re.compile(
-    r"\d+ h \d\d min|\d+ min \d\d s|\b[\d.]+(?= m?s\b)"
-    r"|[\d.,]+(?= (?:examples|tokens|sequences|texts|passages|steps|inputs)/s)"
+    r"\b(?:\d+ h \d\d min|\d+ min \d\d s|[\d.]+ m?s)\b"
+    r"|\b[\d.,]+(?: to [\d.,]+)?(?= (?:examples|tokens|sequences|texts|passages|steps|inputs)/s)"
 )
 """Times and speeds, which a new transcript leaves open."""
 
 
 def run_line(line: str, home: Path) -> str:
-    """Return what a command prints, and its exit code if it is not 0. `bert` may have `< FILE` at its end."""
+    """Return what a command prints, and its exit code if it is not 0."""
     if line.startswith("bert "):
-        words, _, source = line.partition(" < ")
+        line, _, source = line.partition(" < ")
+        words, _, shown = line.partition(" | ")
         printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
         with (
             contextlib.redirect_stdout(printed),
@@ -43,14 +47,10 @@ def run_line(line: str, home: Path) -> str:
             patch.setattr("sys.stdin", stdin)
             code = main(shlex.split(words)[1:])
         text = printed.buffer.getvalue().decode()
+        if shown:
+            text = in_bash(shown, text).stdout
     else:
-        done = subprocess.run(
-            ["bash", "-c", line],
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
+        done = in_bash(line)
         text, code = done.stdout, done.returncode
     text = text.replace(str(home), "HOME")
     if text and not text.endswith("\n"):
@@ -58,10 +58,19 @@ def run_line(line: str, home: Path) -> str:
     return text + (f"exit {code}\n" if code else "")
 
 
+def in_bash(line: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", line],
+        input=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+
+
 def split_transcript(text: str) -> Iterator[tuple[str, str]]:
     """Yield each comment or command of a transcript, and the output below it."""
-    for part in re.findall(r"^(?:# .*\n|\$ .*\n(?:> .*\n)*)(?:(?![#$] ).*\n)*", text, re.MULTILINE):
-        found = re.match(r"(?:# .*\n|\$ .*\n(?:> .*\n)*)", part)
+    for part in re.findall(
+        r"^(?:# .*\n|\$ .*\n(?:>(?: .*)?\n)*)(?:(?![#$] ).*\n)*", text, re.MULTILINE
+    ):
+        found = re.match(r"(?:# .*\n|\$ .*\n(?:>(?: .*)?\n)*)", part)
         output = part[found.end() :]
         yield found[0], re.sub("^  ", "", output, flags=re.MULTILINE)
 
@@ -79,12 +88,11 @@ def is_same_line(printed: str, stored: str) -> bool:
 
 
 def is_near(printed: str, stored: str) -> bool:
-    """Return whether two numbers have as many decimals and differ by 1 % or by one unit of the last decimal."""
+    """Return whether two numbers differ by 1 % or one unit of the last decimal, and have as many decimals, or many."""
     decimals = [len(re.sub("e.*", "", number).partition(".")[2]) for number in (printed, stored)]
-    unit = 10.0 ** -decimals[1] if "e" not in stored else 0.0
-    return decimals[0] == decimals[1] and float(printed) == pytest.approx(
-        float(stored), rel=WITHIN, abs=unit
-    )
+    unit = 0.0 if "e" in stored else 10.0 ** -decimals[1]
+    is_as_long = decimals[0] == decimals[1] or min(decimals) >= ALL_DECIMALS
+    return is_as_long and float(printed) == pytest.approx(float(stored), rel=WITHIN, abs=unit)
 
 
 def is_same(printed: str, stored: str) -> bool:
