@@ -27,9 +27,10 @@ ALL_DECIMALS = 6
 DECIMAL = r"-?\d+\.\d+(?:e[+-]?\d+)?"
 CLOCK = re.compile(
     r"\b(?:\d+ h \d\d min|\d+ min \d\d s|[\d.]+ m?s)\b"
+    r"|\b[\d.]+ [kMGT]B(?: free|/s)\b"
     r"|\b[\d.,]+(?: to [\d.,]+)?(?= (?:examples|tokens|sequences|texts|passages|steps|inputs)/s)"
 )
-"""Times and speeds, which a new transcript leaves open."""
+"""Times, speeds and free space, which a new transcript leaves open."""
 
 
 def run_line(line: str, home: Path) -> str:
@@ -101,6 +102,17 @@ def is_same(printed: str, stored: str) -> bool:
     return len(lines) == len(expected) and all(map(is_same_line, lines, expected))
 
 
+def updated(printed: str, stored: str) -> str:
+    """Return what is printed, with stored lines where they are the same: their open parts were written by hand."""
+    left = stored.splitlines()
+    lines = []
+    for line in printed.splitlines():
+        same = next((n for n, old in enumerate(left) if is_same_line(line, old)), None)
+        lines.append(CLOCK.sub(ANY, line) if same is None else left[same])
+        del left[: 0 if same is None else same + 1]
+    return "\n".join(lines)
+
+
 def run_transcript(text: str, home: Path) -> str:
     """Run the commands of a transcript in the working directory `home`.
 
@@ -112,6 +124,6 @@ def run_transcript(text: str, home: Path) -> str:
         if first.startswith("$ "):
             command = "\n".join(line[2:] for line in first.splitlines())
             printed = run_line(command, home)
-            output = stored if is_same(printed, stored) else CLOCK.sub(ANY, printed)
+            output = stored if is_same(printed, stored) else updated(printed, stored)
         result += first + "".join(f"  {line}\n" if line else "\n" for line in output.splitlines())
     return result

@@ -13,6 +13,7 @@ from typing import Any
 from bert_cli.data.io.files import TABLES, Part, open_parquet
 from bert_cli.errors import DataError, combine, did_you_mean
 from bert_cli.files import JSONObject
+from bert_cli.text import count
 
 LISTED_NAMES = 20  # names that an error lists; IFLYTEK has 119 labels
 LONGEST_CELL = 2**31 - 1  # characters; Python's own limit, 131,072, is less than a long document
@@ -100,7 +101,7 @@ def table_rows(
         if row == header and len(row) > 1:
             faults.append(DataError(where, "repeats the names of the columns", "leave it out"))
         elif row and len(row) != len(header):
-            problem = f"has {len(row)} cells for {len(header)} columns ({listed(header)})"
+            problem = f"has {count(len(row), 'cell')} for {count(len(header), 'column')} ({listed(header)})"
             faults.append(DataError(where, problem, "fix the row"))
         elif not faults:
             yield where, dict(zip(header, row, strict=False))

@@ -24,10 +24,9 @@ def run(settings: IndexSettings) -> None:
     if (folder / CORPUS).exists():
         before = read_corpus(folder)
         description = index.description_of(folder, before, settings.vocab)
-        files = []
         if settings.check:
             files = [*before["other_files"], *before["files"]]
-        check_checksums(folder, files, f"run `bert index {folder}`")
+            check_checksums(folder, files, f"run `bert index {folder}`")
     else:
         description = index.describe_foreign(folder, paths, settings.vocab)
     stale = [path for path in paths if index.read_index(path) is None]

@@ -18,6 +18,7 @@ from bert_cli.data.text.wikipedia import DAMAGED, TITLE, WIKITEXT, Chunk, Dump
 from bert_cli.data.text.wikitext import PAGE_ID, Site, document, site_of
 from bert_cli.data.workers.program import DOC, run_program
 from bert_cli.errors import DataError, logger
+from bert_cli.text import count
 
 CHUNK_BYTES = 16_000_000  # of XML per output file: the unit of restart and of parallel work
 PACKED_EXPANSION = 4.0  # bytes of XML in a byte of a packed dump: 3.0 to 5.4 in five of them
@@ -31,7 +32,7 @@ def check_damage(counts: Stats, path: Path, out: Path, is_kept: bool) -> None:
     if not damage:
         return
     more = f", and in {len(damage) - 1} more places" if damage[1:] else ""
-    problem = f"{damage[0]}{more}; the text of {counts.documents:,} articles is in {out}"
+    problem = f"{damage[0]}{more}; the text of {count(counts.documents, 'article')} is in {out}"
     if not is_kept:
         remedy = "run `bert download` again, or add --keep-damaged to accept that text"
         raise DataError(f"dump ({path})", problem, remedy)

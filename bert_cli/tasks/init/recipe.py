@@ -327,7 +327,7 @@ def _add_model(chosen: Recipe) -> None:
     """Add the rows of the model and, for one with a start, of the pieces that its vocabulary gets."""
     text = chosen.text
     shape = chosen.model
-    shown = f"{chosen.name}, {shape.num_hidden_layers} layers of {shape.hidden_size}"
+    shown = f"{chosen.name}, {count(shape.num_hidden_layers, 'layer')} of {shape.hidden_size}"
     if chosen.start is None:
         chosen.add_row("size", shown)
         chosen.add_row("vocabulary", f"{shape.vocab_size:,} new pieces")

@@ -156,7 +156,7 @@ def test_empty_rows_of_a_spreadsheet_are_skipped_and_counted(tmp_path):
     ("row", "message"),
     [
         ("only a text,", "'label' is empty"),
-        ("a text", "has 1 cells for 2 columns"),
+        ("a text", "has 1 cell for 2 columns"),
         ("text,label", "repeats the names of the columns"),
     ],
 )
