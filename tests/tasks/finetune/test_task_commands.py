@@ -169,6 +169,18 @@ def test_mnli_is_scored_on_both_sets_and_predicted_for_both_files_of_the_server(
         assert np.mean([premise(draw)[2] == label for label in predicted]) > 0.7
 
 
+def test_a_model_that_is_only_scored_may_have_another_order_of_labels(
+    base, entailed, tmp_path, bert
+):
+    heads = dict.fromkeys(HEADS, itemgetter([2, 0, 1]))
+    model = changed(entailed, tmp_path / "rotated", heads, id2label=dict(enumerate(ROTATED)))
+    words = [*GLUE, "mnli", "--dataset-dir", base / "glue", *COMMON, "--no-do-training"]
+    done = bert(*words, "--save-ckpt-path", tmp_path, "--pretrained-ckpt-path", model)
+    assert done.last == scores_of(entailed)
+    # The test set has no labels that could show a swap.
+    assert (tmp_path / "MNLI-m.tsv").read_text() == (entailed / "MNLI-m.tsv").read_text()
+
+
 def test_the_outputs_of_a_teacher_are_in_the_order_of_the_tasks_labels(base, entailed, tmp_path):
     heads = dict.fromkeys(HEADS, itemgetter([2, 0, 1]))
     rotated = changed(entailed, tmp_path / "rotated", heads, id2label=dict(enumerate(ROTATED)))
