@@ -114,14 +114,13 @@ def build(
     scores_all = False
     if scored is not None:
         stored = read_decision(scored.folder)
-        # None of these texts has chosen the checkpoint or its decision.
-        scores_all = settings.validation_file is not None
+        scores_all = settings.validation_file is not None  # the file is scored as it is
     task = Task(
         len(names),
         names,
         train,
         features,
-        partial(_evaluate, sets, stored, folds is not None, scores_all),
+        partial(_evaluate, sets, stored, folded=folds is not None, scores_all=scores_all),
         "macro_f1" if rare or labels.ndim == 2 else "accuracy",
         held_out=digest_of(sets),
         train_unlabelled=without_labels,
@@ -186,15 +185,15 @@ def _read(
 def _evaluate(
     sets: Mapping[str, TextExamples],
     stored: Decision | None,
+    logits: Logits,
+    *,
     folded: bool,
     scores_all: bool,
-    logits: Logits,
 ) -> Result:
     """Return the scores of the answers to the held-out texts, by the `stored` decision or one that half of them choose.
 
-    The other half keeps the temperature or not, which changes no answer. With `folded`, each half is answered by the
-    other's decision, and the checkpoint has that of all texts. With `scores_all`, the table is of all texts, too. Only
-    what is written is kept of the large logits.
+    The other half keeps the temperature or not, which changes no answer. With `folded`, each half has the other's
+    decision, and the checkpoint that of all texts. With `scores_all`, the table is of all. No large logits are kept.
     """
     held_out = sets["validation"]
     values = logits["validation"]

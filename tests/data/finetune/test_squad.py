@@ -68,7 +68,7 @@ def test_a_misplaced_answer_is_left_out_of_training_and_reported(tmp_path):
     (read,), remarks = squad.read_squad(path, version_2=False, training=False)
     assert read.answers == (squad.Answer("cat", 5),)
     assert remarks == (
-        "1 answer whose text is not at their answer_start, included, as only texts count (a)",
+        "1 answer whose text is not at answer_start, included, as only texts count (a)",
     )
     with pytest.raises(DataError, match=r"nothing to read: 1 answer whose text"):
         squad.read_squad(path, version_2=False, training=True)

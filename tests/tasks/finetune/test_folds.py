@@ -218,7 +218,7 @@ def test_each_half_of_texts_with_several_labels_is_answered_by_thresholds_of_the
         halves[int(side)] |= moved
     assert halves[0] and halves[1] and not halves[0] & halves[1]
     kept = classify._evaluate(
-        {"validation": rows}, None, True, False, {"validation": logits}
+        {"validation": rows}, None, {"validation": logits}, folded=True, scores_all=False
     ).decision
     expected = best_thresholds(labels, 1 / (1 + np.exp(-logits)))
     assert [*kept.thresholds.values()] == pytest.approx(expected)
@@ -231,7 +231,9 @@ def test_the_checkpoint_has_the_temperature_fitted_on_all_texts(capsys, tmp_path
     logits[np.arange(400), labels] += 3.0  # too sure: the odds are a third of these
     asked = [f"text {n}" for n in range(400)]
     rows = TextExamples(asked, None, labels, asked, ("food", "sea"))
-    result = classify._evaluate({"validation": rows}, None, True, False, {"validation": logits})
+    result = classify._evaluate(
+        {"validation": rows}, None, {"validation": logits}, folded=True, scores_all=False
+    )
     expected = best_temperature(logits, labels)
     assert result.decision.temperature == expected > 1.5
     result.write(tmp_path, {})
