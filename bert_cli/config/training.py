@@ -95,7 +95,9 @@ class GlobalBatch(Settings):
             remedy = "leave out examples_per_step or grad_acc_steps_per_replica"
             raise SettingError("examples_per_step", problem, remedy)
         changes = {"micro_batch_size": size, "grad_acc_steps_per_replica": accumulation}
-        return {**values, **changes, "examples_per_step": total if is_auto else None}
+        # Settings with `auto` are written with a micro-batch of 1 and all of the numbers, and are validated again.
+        is_open = is_auto or (size == 1 and micro_batches is not None)
+        return {**values, **changes, "examples_per_step": total if is_open else None}
 
     @property
     def examples(self) -> int:

@@ -145,7 +145,7 @@ TASKS = [
     (split_of("rte"), "dev.tsv", RTE, "contains no labelled rows"),
     *((split_of("stsb"), "dev.tsv", f"{STSB}0\t1\t2\t3\t4\t5\t6\tOne.\tTwo.\t{score}\n", rf"\(line 2\): {words}")
       for score, words in (("5.2", "score '5.2' is not"), ("nan", "'score' is empty or not a label"),
-                           ("much", "score 'much' is not"))),
+                           ("much", "score 'much' is not"), ("+nan", r"score '\+nan' is not"))),
     (split_of("wsc"), "dev.json", changed({"span1_index": 6}), r"\(line 2\): .*span1 '床' is not at character 6"),
     (split_of("wsc"), "dev.json", changed({"span2_text": ""}), r"\(line 2\): .*span2 '' is not at"),
     (split_of("afqmc"), "dev.json", second_of(AFQMC, '{"sentence1": "a"'), r"\(line 2\): .*is not JSON"),

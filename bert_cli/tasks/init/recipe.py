@@ -366,7 +366,7 @@ def fast_micro_batch(kind: str) -> int:
 def batch_of(batch: int, machine: Machine) -> dict[str, int]:
     """Return the settings of a batch, in micro-batches that are fast and fit into any device.
 
-    A number of devices that does not divide the batch makes it smaller, so that no device stays idle.
+    Where the devices do not divide it, the batch may become smaller.
     """
     fast = fast_micro_batch(machine.kind)
     micro_batch = min(fast, max(1, batch // machine.devices))

@@ -112,6 +112,7 @@ def test_a_prompt_is_read_by_its_name_and_refused_where_pooling_excludes_it(
 ):
     folder = folder_of(tmp_path, DEFAULTS, {"prompts": prompts})
     assert embeddings.read_prompts(folder) == pair
+    assert {DEFAULTS, POOLING, LIMITS} <= embeddings.stored_files(folder).keys()
     described = json.loads((folder / POOLING).read_text())
     (folder / POOLING).write_text(json.dumps(described | {"include_prompt": False}))
     if any(pair):

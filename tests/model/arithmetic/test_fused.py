@@ -101,6 +101,8 @@ def test_operations_by_the_library_are_the_plain_ones(dtype):
         draw.standard_normal(shape).astype(np.float32)
         for shape in ((3, 17, 64), (64, 96), *[(96,)] * 3)
     )
+    # A policy of float16 has weights in float32, too.
+    assert fused.constant_of(kernel, tf.float16).dtype == tf.float16
     x_any = tf.TensorSpec([None, None, 64], dtype)
     for is_gelu in (False, True):
         run = tf.function(
