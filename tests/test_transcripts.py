@@ -5,7 +5,9 @@ each of its lines is something that users see.
 """
 
 import os
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,9 +31,19 @@ def test_a_session_prints_what_is_stored(path, small_files, tmp_path, monkeypatc
     home = tmp_path / "home"
     shutil.copytree(small_files, home)
     monkeypatch.chdir(home)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("HOME", str(tmp_path))
     stored = path.read_text(encoding="utf-8")
+    for package in re.findall("^# Needs (.*)[.]$", stored, re.MULTILINE):
+        pytest.importorskip(package)
+    python = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    fixed = {
+        "COLUMNS": "200",
+        "HOME": str(tmp_path),
+        "LC_ALL": "C.UTF-8",
+        "HF_HUB_OFFLINE": "1",
+        "PATH": python,
+    }
+    for name, value in fixed.items():
+        monkeypatch.setenv(name, value)
     printed = run_transcript(stored, home)
     if os.environ.get("BERT_WRITE_TRANSCRIPTS") == "1":
         path.write_text(printed, encoding="utf-8")

@@ -1,9 +1,10 @@
 """Sessions of commands with all that they print, as text.
 
 A line of a transcript is a comment (`# `), a command (`$ `, continued by `> `), or indented output; `exit N` follows a
-command that failed. In stored output `…` stands for any text within a line, such as a time, and a number with decimals
-may differ by 1 %. Everything else is exact. `bert` runs in this process, and any other command in bash. After `bert`,
-a line may have `| FILTER`, such as `head -3`, which gets what is printed, and then `< FILE`.
+command that failed. `# Needs pyarrow.` skips it without that package. In stored output `…` stands for any text
+within a line, such as a time, and a number with decimals may differ by 1 % or by one in its last digit. Everything else
+is exact. `bert` runs in this process, and any other command in bash. After `bert`, a line may have `| FILTER`, such as
+`head -3`, which gets what is printed, and then `< FILE`.
 """
 
 import contextlib
