@@ -78,6 +78,9 @@ def test_epochs_are_a_number_of_examples_that_the_records_decide():
     assert plan_of(planned(num_epochs=0.001), 10).total_steps == 1
     with pytest.raises(ConfigError, match=r"num_epochs \(3\).*synthetic.*total-num-train-samples"):
         plan_of(planned(num_epochs=3), None)
+    problem = "num_epochs: is not set, and neither is total_num_train_samples; set --num-epochs"
+    with pytest.raises(ConfigError, match=problem):
+        plan_of(planned(), 10**6)
 
 
 def test_the_plan_describes_epochs_and_packs_scale_the_learning_rate():

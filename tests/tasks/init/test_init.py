@@ -21,6 +21,7 @@ from support.vectors import write_pooling
 from bert_cli.cli import main
 from bert_cli.config.init import InitSettings
 from bert_cli.data.io import inputs
+from bert_cli.data.tokens.vocab import find_vocabulary
 from bert_cli.tasks.bench import measure
 from bert_cli.tasks.init import recipe, run, text
 from bert_cli.tasks.run import build
@@ -224,6 +225,12 @@ def test_copies_of_held_out_documents_are_left_out_and_counted(kind, tmp_path, c
     assert len(train | held_out | test) == 30 and not train & (held_out | test)
     assert not held_out & test and len(held_out | test) == 12
     assert "init: left out 12 repetitions of held-out documents" in capsys.readouterr().out
+
+
+def test_words_that_a_vocabulary_lacks_are_counted(home, tmp_path):
+    (tmp_path / "a.txt").write_text("the film was \u2603\n\n" * 300)
+    facts = facts_of(tmp_path / "a.txt", find_vocabulary(str(home / "model"), cased=False))
+    assert (facts.unknown, facts.pieces_per_word) == (0.25, 1.0)
 
 
 def test_the_length_of_records_suits_nine_of_ten_documents(tmp_path):

@@ -18,7 +18,7 @@ from sklearn.metrics import ndcg_score
 from support.made_documents import lines, made_pdf
 from support.processes import wait_for
 from support.terminal import Terminal
-from support.tiny_models import write_model
+from support.tiny_models import TINY, write_model
 from support.vectors import vectors_of, write_pooling
 
 import bert_cli
@@ -255,6 +255,21 @@ def test_a_model_is_known_by_all_files_of_weights_and_its_settings(model, tmp_pa
         write_pooling(folder, pooling, 32, length)
         identities.append(Model(str(folder)).weights)
     assert len({*identities}) == 4
+
+
+def test_another_model_makes_all_vectors_again(manuals, model, tmp_path, bert, capsys):
+    folder = shutil.copytree(model, tmp_path / "model")
+    assert main(["search", "make", "index", "manuals", "--model", "model"]) == 0
+    shutil.rmtree(folder)
+    assert main(["search", "ask", "index", "disk"]) == 4  # the model is gone
+    assert main(["search", "ask", "index", "disk", "--words"]) == 0
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    write_model(folder, TINY.model_copy(update=sizes))
+    capsys.readouterr()
+    assert main(["search", "ask", "index", "disk"]) == 2
+    assert "before it was changed; run `bert search make` again" in capsys.readouterr().err
+    assert "computes 5 vectors" in bert("search", "make", "index", "manuals").out
+    assert {len(row[5]) for row in content("index")} == {2 * 16}
 
 
 def test_scores_are_those_of_scikit_learn(manuals, bert):
