@@ -290,7 +290,7 @@ def describe_layout(order: TrainSettings) -> list[str]:
         lines.append(f"devices are idle for {idle(order):.1%} of a step")
     if batch.replicas > 1:
         often = "micro-batch" if parallel.shard_weights else "step"
-        # In float32.
+        # 4 bytes each: gradients are added in float32.
         sums = f"{format_bytes(4 * parameters(order))} of gradients with the others once a {often}"
         return [*lines, f"each replica adds up {sums}"]
     for name in ("replicated_tensor_sharding", "shard_weights"):

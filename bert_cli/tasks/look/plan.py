@@ -1,6 +1,6 @@
 """`bert plan`: estimate the memory and the idle time of a layout, or propose one.
 
-Only arithmetic on the settings, without TensorFlow, so that a laptop can compare the layouts of a cluster.
+Only arithmetic on the settings and the shape of a local model, so that a laptop can compare the layouts of a cluster.
 `bert pretrain` and `parallel.layout auto` use the same estimates.
 """
 
