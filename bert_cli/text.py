@@ -1,6 +1,5 @@
 """Numbers as text, in messages and tables: counts with their noun, bytes, and durations."""
 
-import re
 from collections.abc import Mapping
 
 
@@ -20,10 +19,9 @@ def remarks_of(remarks: Mapping[str, int]) -> str:
 
 
 def remark_of(number: int, remark: str) -> str:
-    """Return a remark with its number: 3 rows with an empty text, 1 comment line."""
-    if number == 1:
-        remark = re.sub(r"^([\w-]+ )?(\w+?)s\b", r"\1\2", remark)
-    return f"{number:,} {remark}"
+    """Return a remark with its number: "row{s} with an empty text" as 3 rows with an empty text."""
+    noun, _, rest = remark.partition("{s}")
+    return count(number, noun) + rest
 
 
 def format_bytes(number: float) -> str:

@@ -7,8 +7,8 @@ def test_a_noun_is_in_the_plural_but_after_one():
     numbers = {"device": 1, "match": 2, "micro-batch": 1000, "loss": 0, "process": 1}
     texts = ["1 device", "2 matches", "1,000 micro-batches", "0 losses", "1 process"]
     assert [count(number, noun) for noun, number in numbers.items()] == texts
-    remarks = {"-DOCSTART- lines, left out": 1, "longer than 12 tokens, cut": 1, "words cut": 1001}
-    text = "; 1 -DOCSTART- line, left out; 1 longer than 12 tokens, cut; 1,001 words cut"
+    remarks = {"-DOCSTART- line{s}, left out": 1, "word{s} cut": 1001}
+    text = "; 1 -DOCSTART- line, left out; 1,001 words cut"
     assert remarks_of(remarks) == text
 
 

@@ -30,15 +30,15 @@ from bert_cli.data.tokens.tokenizer import TextTokenizer
 from bert_cli.errors import DataError
 from bert_cli.statistics import Examples, Sample, identify, sample_of
 
-CONVERTED = "labels I- at the start of an entity (IOB1), converted to B-"
-DOCUMENTS = "-DOCSTART- lines, left out"
-COMMENTS = "comment lines, left out"
-WINDOWS = "sentences longer than max_seq_length, read in windows"
-CUT_WORDS = "words longer than max_seq_length, truncated"
-NO_PIECES = "words without pieces (control characters), read as [UNK]"
-PREFIXED = "words after a language, as in WikiANN's files, which is left out"
-COUNTED = "sentences whose first column counts the words, which are read from the second"
-REPEATED = "sentences repeating an earlier sentence"
+CONVERTED = "label{s} I- at the start of an entity (IOB1), converted to B-"
+DOCUMENTS = "-DOCSTART- line{s}, left out"
+COMMENTS = "comment line{s}, left out"
+WINDOWS = "sentence{s} longer than max_seq_length, read in windows"
+CUT_WORDS = "word{s} longer than max_seq_length, truncated"
+NO_PIECES = "word{s} without pieces (control characters), read as [UNK]"
+PREFIXED = "word{s} after a language, as in WikiANN's files, which is left out"
+COUNTED = "sentence{s} whose first column counts the words, which are read from the second"
+REPEATED = "sentence{s} repeating an earlier sentence"
 DOCUMENT = "-DOCSTART-"
 _LABEL = re.compile(r"O|[BI](-.+)?")
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"

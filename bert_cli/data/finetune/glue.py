@@ -19,9 +19,9 @@ from bert_cli.data.finetune.label_cells import label_numbers, label_of, number_o
 from bert_cli.data.io.rows import Row, check_columns, split_cells
 from bert_cli.errors import DataError
 
-SHORT_ROW = "rows with too few columns, left out"
-LONG_ROW = "rows with more columns than the header, which are ignored"
-UNLABELLED = 'rows without a label of the annotators ("-"), left out'
+SHORT_ROW = "row{s} with too few columns, left out"
+LONG_ROW = "row{s} with more columns than the header, which are ignored"
+UNLABELLED = 'row{s} without a label of the annotators ("-"), left out'
 GLUE_FILES = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
 LARGEST_TRAIN_FILE = "train.50k.json"  # of OCNLI, which has no train.json
 LABELS_FILE = "labels.json"

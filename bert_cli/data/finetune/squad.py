@@ -22,9 +22,9 @@ from bert_cli.statistics import Examples, Sample, identify, plain, sample_of
 from bert_cli.text import remark_of
 
 LISTED_IDS = 3
-MISPLACED = "answers whose text is not at answer_start, left out"
-MISPLACED_KEPT = "answers whose text is not at answer_start, included, as only texts count"
-UNUSABLE = "questions left out of training: no answer is at its answer_start"
+MISPLACED = "answer{s} whose text is not at answer_start, left out"
+MISPLACED_KEPT = "answer{s} whose text is not at answer_start, included, as only texts count"
+UNUSABLE = "question{s} left out of training: no answer is at its answer_start"
 
 FORM = (
     '{"data": [{"paragraphs": [{"context": "...", "qas": [{"id": "1", "question": "...", '

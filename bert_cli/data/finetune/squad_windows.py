@@ -36,9 +36,9 @@ from bert_cli.settings.numbers import Positive
 
 Entry = dict[str, str | float]
 
-NO_PIECES = "questions left out of training, whose answer contains no token"
-CUT_QUESTIONS = "questions longer than max_query_length, truncated"
-LONG_ANSWERS = "questions whose answer, longer than max_answer_length, is never given"
+NO_PIECES = "question{s} left out of training, whose answer contains no token"
+CUT_QUESTIONS = "question{s} longer than max_query_length, truncated"
+LONG_ANSWERS = "question{s} whose answer, longer than max_answer_length, is never given"
 COLUMNS = ("question", "offsets", "best_context")
 NULL_THRESHOLD = "null_threshold.json"
 # A text, the sum of its logits, and the logits.

@@ -32,12 +32,12 @@ from bert_cli.text import count
 
 Labels = Ints32 | Ints8 | Floats32
 
-UNLABELLED = "rows with none of the labels, included"
-EMPTY_TEXT = "rows with an empty text, included"
-REPEATED = "rows repeating an earlier text"
-BLANK = "rows without text or label, skipped"
-QUOTED = "texts in quotes, which are part of the text: TSV has no quoting"
-MULTI_HOT = "rows with a list of 0 and 1, read as columns named by their numbers from 0"
+UNLABELLED = "row{s} with none of the labels, included"
+EMPTY_TEXT = "row{s} with an empty text, included"
+REPEATED = "row{s} repeating an earlier text"
+BLANK = "row{s} without text or label, skipped"
+QUOTED = "text{s} in quotes, which are part of the text: TSV has no quoting"
+MULTI_HOT = "row{s} with a list of 0 and 1, read as columns named by their numbers from 0"
 COLUMN = "name the columns in the first line, or pass one by --text-column or --label-column"
 SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 MOST_NAMED = 5  # contradictions that a warning names

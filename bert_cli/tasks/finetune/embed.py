@@ -25,6 +25,7 @@ from bert_cli.tasks.run import finetune
 from bert_cli.tasks.run.finetune_steps import steps_of
 from bert_cli.tasks.run.task import Logits, Result, Task
 from bert_cli.tasks.run.teacher import find_vectors
+from bert_cli.text import remark_of
 
 BM25_PAIRS = 4_000_000  # of a query and a document: each takes up to two microseconds
 
@@ -118,7 +119,7 @@ def _read(settings: EmbedSettings) -> Data:
         data.is_split = True
         repeated = repeats(rows)
         if repeated:
-            logger.info(f"train_file: {repeated:,} {REPEATED}")
+            logger.info(f"train_file: {remark_of(repeated, REPEATED)}")
         strata = np.zeros(len(rows), int)
         held = held_out_rows(rows, strata, settings.held_out_fraction, settings.seed)
         held_out = [rows[number] for number in np.flatnonzero(held)]

@@ -44,8 +44,9 @@ def build(settings: GlueSettings, tokenizer: TextTokenizer, source: models.Sourc
     assert folder is not None
     about = TASKS[name]
 
-    splits = ["train"] * settings.do_training
-    splits += [split for split in about.files if split.startswith("validation")]
+    splits = [split for split in about.files if split.startswith("validation")]
+    if settings.do_training:
+        splits.insert(0, "train")
     if settings.do_test:
         splits += about.server_files
     sets = {split: read_split(folder, name, split) for split in splits}

@@ -51,14 +51,18 @@ def _read(
     settings: SquadSettings, tokenizer: TextTokenizer, *, training: bool
 ) -> tuple[Sequence[Question], squad_windows.Windows]:
     """Return the questions of a file and their windows; print their numbers and what was left out."""
-    which = "train_file" if training else "validation_file"
-    path: Path | None = getattr(settings, which)
+    which = "validation_file"
+    split = "dev"
+    path = settings.validation_file
+    if training:
+        which = "train_file"
+        split = "train"
+        path = settings.train_file
     if path is None:
         if settings.dataset_dir is None:
             remedy = f"pass --{which.replace('_', '-')}, or --dataset-dir with both files"
             raise ConfigError(which, "is missing", remedy)
         version = "v2.0" if settings.version_2 else "v1.1"
-        split = "train" if training else "dev"
         path = settings.dataset_dir / f"{split}-{version}.json"
     questions, remarks = read_squad(path, version_2=settings.version_2, training=training)
     sizes = settings.model_dump(include={"max_seq_length", "doc_stride", "max_query_length"})

@@ -72,8 +72,9 @@ def summary_of(run: Run, window: int) -> dict[str, str]:
             end = f"mean of the last {window:,}"
         if not np.isfinite(values).any():
             continue
-        is_low = name.endswith((LOSS, BITS_PER_BYTE))
-        best = (np.nanargmin if is_low else np.nanargmax)(values)
+        best = np.nanargmax(values)
+        if name.endswith((LOSS, BITS_PER_BYTE)):
+            best = np.nanargmin(values)
         label = name.replace(HELD_OUT, "held-out ").replace("_", " ")
         summary[f"{label}, {end}"] = f"{values[np.isfinite(values)][-1]:.4f}"
         summary[f"{label}, best"] = f"{values[best]:.4f} in step {steps[best]:,.0f}"

@@ -62,7 +62,10 @@ def test_a_misplaced_answer_is_left_out_of_training_and_reported(tmp_path):
         put(tmp_path / "squad.json", file_of(*rows)), version_2=False, training=True
     )
     assert (read.id, read.answers) == ("b", (squad.Answer("cat", 4),))
-    assert remarks == (f"4 {squad.MISPLACED} (a, b, c, ...)", f"3 {squad.UNUSABLE} (a, c, d)")
+    assert remarks == (
+        "4 answers whose text is not at answer_start, left out (a, b, c, ...)",
+        "3 questions left out of training: no answer is at its answer_start (a, c, d)",
+    )
     # Where only its text is scored it is included.
     path = put(tmp_path / "squad.json", file_of(row("a", start=5)))
     (read,), remarks = squad.read_squad(path, version_2=False, training=False)
