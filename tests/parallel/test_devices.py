@@ -4,7 +4,7 @@ import pytest
 
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
-from bert_cli.parallel.devices import gpus_of
+from bert_cli.parallel.devices import device_memory, gpus_of
 from bert_cli.parallel.runtime import Layout, divide_devices
 
 
@@ -24,6 +24,21 @@ def test_gpus_are_divided_evenly(tmp_path):
         assert gpus_of(0, 2, {"CUDA_VISIBLE_DEVICES": hidden}) == []
     smi.write_text(f"{smi.read_text()}exit 9\n")
     assert gpus_of(0, 2, {"PATH": str(tmp_path)}) == []
+
+
+def test_the_memory_of_a_device_is_that_of_the_smallest_visible_gpu(tmp_path, monkeypatch):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 81920\nif [ $# = 2 ]; then echo 40960; else echo 61440; fi\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device_memory("GPU", Processes(())) == 40960 * 2**20
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")  # `-i` and their numbers
+    assert device_memory("GPU", Processes(())) == 61440 * 2**20
+    smi.write_text("#!/bin/sh\necho 81920\nexit 9\n")
+    problem = "nvidia-smi: does not report the memory of the GPUs .*set pipeline_stages instead"
+    with pytest.raises(DeviceError, match=problem):
+        device_memory("GPU", Processes(()))
 
 
 def test_each_replica_has_devices_of_its_own():

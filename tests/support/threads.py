@@ -12,15 +12,15 @@ from bert_cli.parallel.group import ProcessGroup
 class Threads(ProcessGroup):
     """A process group whose ranks are threads of this process."""
 
-    def __init__(self, rank, parts, barrier):
+    def __init__(self, rank, parts, meeting):
         super().__init__(rank, len(parts))
-        self.parts, self.barrier = parts, barrier
+        self.parts, self.meeting = parts, meeting
 
     def _sum(self, numbers):
         self.parts[self.rank] = numbers
-        self.barrier.wait()
+        self.meeting.wait()
         total = np.sum(self.parts, axis=0)
-        self.barrier.wait()
+        self.meeting.wait()
         return total
 
     def publish(self, text): ...
@@ -33,7 +33,7 @@ class Threads(ProcessGroup):
 
 def on_each_rank(function, size=2):
     """Return what the function returns or raises on each rank."""
-    parts, barrier = [None] * size, threading.Barrier(size)
+    parts, meeting = [None] * size, threading.Barrier(size)
     with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(function, Threads(rank, parts, barrier)) for rank in range(size)]
+        futures = [pool.submit(function, Threads(rank, parts, meeting)) for rank in range(size)]
     return [future.exception() or future.result() for future in futures]

@@ -1,5 +1,6 @@
 """The devices of a layout, and processes that are joined, lost, slow, or fail."""
 
+import math
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,6 +195,130 @@ def test_a_process_that_fails_ends_with_its_own_code_and_the_others_name_it(star
     assert ranks.end() == [5, 3], ranks.texts
     assert "bert: text: is cut; fetch it again" in ranks.texts[1]
     assert re.search(r"bert: cluster: rank 1 \([\w.]+:\d+\) is gone", ranks.texts[0])
+
+
+WORKERS = ("a:1", "b:1", "c:1", "d:1")
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """A clock that only sleeping moves, from 100 on: a function for each second, and the time."""
+    clock = SimpleNamespace(now=100.0, each=lambda: None)
+
+    def sleep(_):
+        clock.now += 1.0
+        clock.each()
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "sleep", sleep)
+    return clock
+
+
+@pytest.mark.parametrize(("message", "lost"), [(b"", 2), (b"3\n", 3)])
+def test_a_lost_rank_is_told_to_the_others_and_ends_a_process_that_waits_for_it(
+    message, lost, seconds, monkeypatch, capsys
+):
+    links, calls = runtime.Links(5, WORKERS), []
+    near, far = zip(*(socket.socketpair() for _ in range(3)), strict=True)
+    links.sockets = dict(enumerate(near, 1))
+    far[0].close()  # has ended, too
+    far[1].sendall(message)
+    far[1].shutdown(socket.SHUT_WR)
+
+    def enter_a_collective():
+        if seconds.now == 103.0:
+            links.waiting_since = seconds.now
+
+    seconds.each = enter_a_collective
+    named = [("save", "saved"), ("other", "joined")]
+    threads = [SimpleNamespace(name=n, join=partial(calls.append, call)) for n, call in named]
+    monkeypatch.setattr(runtime.threading, "enumerate", lambda: threads)
+    monkeypatch.setattr(os, "_exit", calls.append)
+    links._watch(2, near[1])
+    assert (links.lost, seconds.now, calls) == ([lost], 108.0, ["saved", 5])
+    assert [far[n].recv(16) for n in (1, 2)] == [b"%d\n" % lost] * 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"bert: cluster: rank {lost} ({WORKERS[lost]}) is gone, so this")
+    for one in (*near, *far):
+        one.close()
+
+
+def test_an_error_of_a_collective_names_the_rank_that_the_connections_show_within_seconds(seconds):
+    links = runtime.Links(5, WORKERS)
+    mesh = SimpleNamespace(processes=Processes(WORKERS, 1), links=links)
+    group = runtime.JaxProcessGroup(mesh)
+
+    def failed(error, expected):
+        seconds.now = 100.0
+        with pytest.raises(expected) as caught, group.naming_lost_process():
+            assert links.waiting_since == 100.0
+            raise error
+        assert links.waiting_since == math.inf  # computes again
+        return str(caught.value), seconds.now
+
+    assert failed(RuntimeError("x"), RuntimeError) == ("x", 100.0)  # a process alone
+    links.sockets = {0: None}
+    assert failed(ValueError("x"), ValueError) == ("x", 103.0)
+    assert failed(KeyError("x"), KeyError) == ("'x'", 100.0)
+    seconds.each = lambda: links.lost.append(2)
+    message, now = failed(RuntimeError("x"), DeviceError)
+    assert message.startswith("cluster: rank 2 (c:1) is gone") and now == 101.0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an open socket
+def test_the_other_ranks_learn_the_port_of_the_service_when_all_have_connected(monkeypatch):
+    links = runtime.Links(20)
+    monkeypatch.setattr(runtime.threading.Thread, "start", lambda self: None)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asks, *others = (socket.create_connection(listener.getsockname()) for _ in range(3))
+        asks.close()  # as one that waits for this process
+        for rank, other in zip((2, 1), others, strict=True):
+            other.sendall(b"%d\n" % rank)
+        assert runtime._accept_links(listener, 3, 4321, links) is links.sockets[1]
+    assert [*links.sockets] == [2, 1] and [other.recv(16) for other in others] == [b"4321"] * 2
+    options = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_USER_TIMEOUT: 20_000}
+    for link in links.sockets.values():
+        assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) and not link.gettimeout()
+        assert {n: link.getsockopt(socket.IPPROTO_TCP, n) for n in options} == options
+    for one in (*others, *links.sockets.values()):
+        one.close()
+
+
+@pytest.mark.parametrize(("cores", "fewest"), [((8, 3, 5), "3"), ((4, 4, 4), "")])
+def test_all_ranks_compute_with_the_threads_of_the_fewest_cores(cores, fewest, monkeypatch, capsys):
+    monkeypatch.setenv("PJRT_NPROC", "")
+    monkeypatch.setenv("NPROC", str(cores[2]))
+    stored = {f"bert_cores_{rank}": str(number) for rank, number in enumerate(cores[:2])}
+    get = lambda key, milliseconds: stored[key] if milliseconds == 1500 else None  # noqa: E731
+    client = SimpleNamespace(key_value_set=stored.__setitem__, blocking_key_value_get=get)
+    runtime._use_equal_threads(client, Processes(WORKERS[:3], 2), 1.5)
+    assert os.environ["PJRT_NPROC"] == fewest
+    line = "cluster: rank 1 has 3 cores, others up to 8; each rank computes with 3 threads\n"
+    assert capsys.readouterr().out == (line if fewest else "")
+
+
+def test_options_of_xla_follow_those_of_the_user_once(monkeypatch):
+    options = [*runtime.FLAGS, "--xla_gpu_deterministic_ops=true"]
+    for own, deterministic, added in (
+        ("", False, options[:2]),
+        ("--a=b", True, ["--a=b", *options]),
+        ("flags.txt", True, ["flags.txt"]),
+    ):
+        monkeypatch.setenv("XLA_FLAGS", own)
+        for _ in range(2):
+            runtime.configure_runtime("float32", deterministic)
+        assert os.environ["XLA_FLAGS"].split() == added
+
+
+def test_the_memory_of_a_process_is_that_of_its_fullest_accelerator(monkeypatch):
+    rows = [(5, 9), (7, 8), (100, 100)]
+    memories = [{"bytes_in_use": now, "peak_bytes_in_use": peak} for now, peak in rows]
+    devices = [SimpleNamespace(memory_stats=lambda memory=memory: memory) for memory in memories]
+    monkeypatch.setattr(runtime.jax, "local_devices", lambda: devices)
+    mesh = SimpleNamespace(devices=(("jax:GPU:0",), ("jax:GPU:1",)))
+    assert runtime.used_memory(mesh) == (7, 9)
+    devices[:] = [SimpleNamespace(memory_stats=lambda: None)] * 2  # as a CPU
+    assert runtime.used_memory(mesh) == (0, 0)
 
 
 def test_a_layout_that_does_not_fit_the_gpus_is_rejected(monkeypatch):
