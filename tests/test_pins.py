@@ -59,8 +59,27 @@ def first_values_of_a_weight():
     return initial_value(1984, "emb/word/embeddings", (30522, 4), 0.02)[0]
 
 
+def ids_of_random_rounding():
+    from bert_cli.optim.optimizer import Hyperparameters, Optimizer
+
+    made = Optimizer(kind=None, hyperparameters=Hyperparameters(), rules={}, seed=1984)
+    return [made.weight_id(name) for name in ("emb/word/embeddings", "hid_0/a/bias")]
+
+
+def factors_of_unit_scaling():
+    from bert_cli.facts.bert import BertConfig
+    from bert_cli.facts.products import BatchShape
+    from bert_cli.model.arithmetic.scaling import factors
+
+    config = BertConfig(hidden_size=96, num_hidden_layers=2, num_attention_heads=3, vocab_size=1009)
+    table = factors(config, BatchShape(6, 40, 7, 2))
+    rows = sorted((name, *(f"{number:.6g}" for number in row)) for name, row in table.items())
+    return sha256(repr(rows).encode()).hexdigest()[:16]
+
+
 MADE = (order_of_records, packs_of_records, masked_words, signature_of_a_document)
 MADE += (kept_by_dropout, first_values_of_a_weight)
+MADE += (ids_of_random_rounding, factors_of_unit_scaling)
 
 
 @pytest.mark.parametrize("made", MADE, ids=lambda made: made.__name__)

@@ -172,6 +172,7 @@ def test_layer_decay_falls_from_the_top_layer_to_the_embeddings():
     assert powers == [13, 13, 12, 11, 2, 1, 0, 0]
     rules = weight_rules(["emb/a/bias", "pool/dense/bias"], LAMB, **EXEMPT, layer_decay=0.5)
     assert [rule.rate for rule in rules.values()] == [0.5, 1.0]
+    assert {rule.rate for rule in weight_rules(NAMES, LAMB, **EXEMPT).values()} == {1.0}
 
 
 def test_clipping_limits_the_norm_of_the_complete_step_and_leaves_smaller_ones():
@@ -229,3 +230,4 @@ def test_rounding_at_random_differs_between_weights_and_steps_and_is_exact_on_av
     # Float16 numbers below 1 are 5e-4 apart: five standard errors of the mean of so many.
     assert complete.numpy().astype(float).mean() == pytest.approx(0.9995, abs=7e-6)
     assert np.any(new("other", 5) != complete) and np.any(new("w", 6) != complete)
+    assert optimizer_of(seed=4).weight_id("w") != optimizer.weight_id("w")

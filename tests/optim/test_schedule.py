@@ -1,12 +1,13 @@
 """Schedules of the learning rate: the shape of each and its ends; the rules of static and dynamic loss scales."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from bert_cli.errors import ConfigError
 from bert_cli.optim import schedule
-from bert_cli.optim.schedule import MINIMUM, first_loss_scale, learning_rate
+from bert_cli.optim.schedule import MINIMUM, LossScale, first_loss_scale, learning_rate
 
 
 @pytest.mark.parametrize("name", schedule.FALLS)
@@ -43,27 +44,34 @@ def test_constant_stays_and_cosine_falls_along_half_a_cosine():
     cosine = learning_rate("cosine", 2.0, 4, 8)
     expected = [1.0 + math.cos(math.pi * step / 4) for step in range(4)]
     assert [cosine(step) for step in range(4, 8)] == pytest.approx(expected)
+    assert cosine(8) == cosine(11) == MINIMUM
 
 
 def test_a_maximum_below_the_minimum_is_refused():
-    for rate in (0.0, math.nan, math.inf):
-        with pytest.raises(ConfigError, match="max_learning_rate"):
+    for rate in (0.0, 9e-8, math.nan, math.inf):
+        problem = rf"max_learning_rate \({rate}\): is not a number of at least 1e-07"
+        with pytest.raises(ConfigError, match=problem):
             learning_rate("up_down", rate, 1, 10)
+    assert learning_rate("up_down", 1e-7, 1, 10)(1) == 1e-7
 
 
 def test_a_static_scale_stays_and_a_dynamic_one_is_halved_and_doubled():
     scale = first_loss_scale(4096.0).after(False).after(True).after(False)
     assert (scale.value, scale.skipped, scale.skipped_in_a_row) == (4096.0, 2, 1)
     first = scale = first_loss_scale("dynamic")
-    assert first.after(False).value == first.after(False).after(True).value == first.value / 2
+    assert first.value == 32768.0
     for _ in range(40):
         scale = scale.after(False)
-    assert (scale.value, scale.skipped_in_a_row) == (1.0, 40)
-    scale = first
-    for _ in range(schedule.GROWTH_STEPS - 1):
-        scale = scale.after(True)
-    assert scale.value == first.value
-    assert scale.after(True).value == scale.after(True).after(True).value == 2 * first.value
+    assert (scale.value, scale.good_steps, scale.skipped_in_a_row) == (1.0, 0, 40)
+    # A scale is doubled after 2,000 good steps since it last changed, and up to 2^24.
+    before = replace(first, good_steps=1998)
+    assert before.after(True).value == first.value
+    doubled = before.after(True).after(True)
+    assert (doubled.value, doubled.good_steps, doubled.skipped) == (65536.0, 0, 0)
+    assert before.after(False).after(True) == LossScale(
+        value=16384.0, dynamic=True, good_steps=1, skipped=1
+    )
+    assert replace(before, value=2.0**24).after(True).after(True).value == 2.0**24
 
 
 def test_wsd_decays_over_the_last_steps_along_its_curve_to_the_minimum():

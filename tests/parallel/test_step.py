@@ -17,7 +17,8 @@ class Fake(Engine):
 
     slots = compile = gather_weights = forward = evaluate = predict = None
     head = SimpleNamespace(
-        COUNTS=TABLE, MEANS={"a_loss": ("a", "masked"), "b_loss": ("b", "pairs"), "c": ("c", "pairs")}
+        COUNTS=TABLE,
+        MEANS={"a_loss": ("a", "masked"), "b_loss": ("b", "pairs"), "c": ("c", "pairs")},
     )
 
     def __init__(self, group):

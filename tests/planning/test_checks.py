@@ -2,34 +2,35 @@
 
 from functools import partial
 
-import pytest
 from support.settings import RUN, merged, plan_of, small_run
 
 from bert_cli.planning import checks
 
 settings_of = partial(small_run, merged(RUN, {"global_batch": {"micro_batch_size": 16}}))
+DAY = 86_400
 
 
-@pytest.mark.parametrize(("epochs", "warns"), [(100, False), (101, True)])
-def test_many_epochs_are_a_warning(epochs, warns):
+def of_epochs(epochs: float) -> checks.Check:
     (check,) = checks.of_epochs(plan_of(settings_of(num_epochs=epochs), 1600))
-    assert check.warns == warns and ("it will overfit" in check.text) == warns
-    assert f"{epochs}.00 epochs of 1,600 examples" in check.text
+    return check
+
+
+def test_a_check_warns_beyond_its_limit_and_a_warning_has_a_remedy():
+    read, has, takes = "the run reads", "the text has", "the run takes"
+    for check, text, value, remedy in (
+        (of_epochs(100), f"{read} 100.00 epochs of 1,600 examples", 100, ""),
+        (of_epochs(101), f"{read} 101.00 epochs of 1,600 examples: it will overfit", 101, "use more"),
+        (checks.of_vocabulary(2000, 20_000), f"{has} 10.0 tokens for each of the 2,000 ", 10, ""),
+        (checks.of_vocabulary(8192, 73_728), f"{has} 9.0 tokens for each of the 8,192 ", 9, "train a sm"),
+        (checks.of_duration(30 * DAY), f"{takes} 30 days at this pace", 30 * DAY, ""),
+        (checks.of_duration(31 * DAY), f"{takes} 31 days at this pace", 31 * DAY, "lower --num-epochs"),
+    ):  # fmt: skip
+        assert check.text.startswith(text) and [*check.values.values()] == [value]
+        assert check.warns == bool(remedy)
+        # Epochs and vocabularies say what is wrong.
+        assert (check.what != "duration" and check.warns) == (": " in check.text), check
+        assert check.warning.startswith(f"warning: {check.text}; {remedy}")
 
 
 def test_synthetic_examples_have_no_epochs_to_check():
-    many = {"total_num_train_samples": 16_000}
-    assert checks.of_epochs(plan_of(settings_of(**many), None)) == []
-    assert checks.of_epochs(plan_of(settings_of(**many), 2))[0].warns
-
-
-def test_a_vocabulary_that_is_large_for_its_text_is_a_warning():
-    # 1 MB of English has about 230,000 tokens.
-    assert checks.of_vocabulary(30_522, 230_000).warns
-    assert not checks.of_vocabulary(8192, 230_000).warns
-
-
-def test_a_run_of_more_than_30_days_is_a_warning():
-    assert not checks.of_duration(30 * 86_400).warns
-    check = checks.of_duration(300 * 86_400)
-    assert check.warning.startswith("warning: the run takes 300 days at this pace; ")
+    assert checks.of_epochs(plan_of(settings_of(total_num_train_samples=16_000), None)) == []

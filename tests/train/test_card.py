@@ -5,8 +5,9 @@ import re
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 import yaml
 
+from bert_cli import __version__
 from bert_cli.cli import main
-from bert_cli.train.card import CARD, model_card, training_section
+from bert_cli.train.card import CARD, decision_section, model_card, training_section, without
 
 
 def test_a_checkpoints_card_describes_its_training_and_names_no_folder(pretrained):
@@ -45,20 +46,67 @@ def test_an_export_keeps_the_training_and_adds_the_scores(pretrained, tmp_path):
     assert first == second and first.count("Written by `bert export") == 1
 
 
-def test_a_card_names_every_corpus_and_the_labels():
+TRAINED = """## Training
+
+| | |
+|---|---|
+| command | `bert embed` of bert-cli {version}, settings in state.json |
+| data | 128, b, more.tsv, 1,200 pairs of its texts |
+| starts from | base |
+| teacher | large |
+| steps | 3,000 of 4,000 |
+| examples of a step | 64 |
+| precision | float32 |
+| seed | 0 |"""
+
+
+def test_the_training_section_has_a_row_for_what_is_known():
     mixture = [{"path": "/data/a/128", "weight": 1.0}, {"path": "/data/b", "weight": 2.0}]
-    state = {"step": 3, "fixed": {}, "epoch_size": 1200, "settings": {"dataset_dir": mixture}}
-    assert "| data | 128, b, 1,200 examples |" in training_section(state)
-    synthetic = {"dataset_dir": "/x/a", "generated_dataset": True}
-    assert "| data | synthetic examples |" in training_section({**state, "settings": synthetic})
-    distillation = {"teacher": "runs/large", "unlabelled_file": "more.tsv"}
-    student = {**state, "settings": {"train_file": "a.tsv", "distillation": distillation}}
-    few = {**state, "settings": {"train_file": "a.tsv", "few": True}}
-    assert "| data | a.tsv, 1,200 pairs of its texts |" in training_section(few)
-    section = training_section(student)
-    assert "| teacher | large |" in section and "| data | a.tsv, more.tsv, " in section
-    config = {"architectures": ["BertForTokenClassification"], "id2label": {"0": "O", "1": "B-X"}}
-    assert "Labels: `O`, `B-X`" in model_card(config, 7, [], is_embedding=False)
-    config = {"architectures": ["BertModel"]}
-    text = model_card(config, 7, [], is_embedding=True)
-    assert "library_name: sentence-transformers\npipeline_tag: sentence-similarity" in text
+    distillation = {"teacher": "runs/large", "unlabelled_file": ["more.tsv", "/x/b"]}
+    about = {"command": "embed", "few": True, "pretrained_ckpt_path": "runs/base/step_00000009"}
+    about |= {"dataset_dir": mixture, "distillation": distillation}
+    about |= {"max_seq_length": None, "precision": "float32", "seed": 0}
+    state = {"step": 3000, "fixed": {"total_steps": 4000, "examples_per_step": 64}}
+    section = training_section({**state, "epoch_size": 1200, "settings": about})
+    assert section == TRAINED.format(version=__version__)
+    synthetic = {"dataset_dir": "/x/a", "generated_dataset": True, "pretrained_ckpt_path": "x/base"}
+    section = training_section({**state, "epoch_size": 1200, "settings": synthetic})
+    assert "| data | synthetic examples |\n| starts from | base |" in section
+    section = training_section({**state, "settings": {"train_file": "a.tsv"}})
+    assert "`bert ?` of" in section and "| data | a.tsv |\n| steps |" in section
+
+
+def test_a_section_on_answers_says_what_was_chosen():
+    heading, *_, row, _, about = decision_section({"temperature": 1.25004}).splitlines()
+    assert (heading, row) == ("## Calibration", "| temperature | 1.2500 |")
+    assert about.startswith("Divide the logits by it before the softmax;")
+    heading, *_, row, _, about = decision_section({"thresholds": {"a": 0.1, "b": 0.5}}).splitlines()
+    assert (heading, row) == ("## Thresholds", "| b | 0.5000 |")
+    assert about.startswith("A text has a label if the sigmoid of its output is above")
+    assert decision_section({"thresholds": {}, "text_column": ["a"]}) == ""
+    card = "# A\n\n## Use\nx\n\n## Thresholds\n\nold\n\n## Training\ny\n"
+    assert without(card, "## Thresholds", "## B") == "# A\n\n## Use\nx\n\n## Training\ny\n"
+
+
+def test_the_front_and_the_code_of_a_card_follow_the_model_and_its_runtime():
+    several = {"problem_type": "multi_label_classification"}
+    labels = {"id2label": {"0": "O", "1": "B-X"}}
+    for name, more, options, shown in (
+        ("BertForTokenClassification", labels, {}, "Labels: `O`, `B-X`"),
+        ("BertModel", {}, {}, "library_name: transformers\npipeline_tag: feature-extraction"),
+        ("BertModel", {}, {"is_embedding": True}, "library_name: sentence-transformers"),
+        ("BertModel", {}, {"is_embedding": True}, "pipeline_tag: sentence-similarity"),
+        ("BertModel", {}, {"is_embedding": True, "runtime": "onnx"}, "library_name: onnx\n"),
+        ("BertForMaskedLM", {}, {"license_id": "mit"}, "license: mit\nlibrary_name: transformers"),
+        ("BertForMaskedLM", {}, {}, 'run("A [MASK] in a text.")'),
+        ("BertForSequenceClassification", {}, {}, 'model=".")\nprint(run("A text."))'),
+        ("BertForSequenceClassification", several, {}, 'model=".", top_k=None)'),
+        ("GroupBertForMaskedLM", {"model_type": "groupbert"}, {}, 'model=".", trust_remote_code=True)'),
+        ("BertForMeanClassification", {}, {}, 'model=".", trust_remote_code=True)'),
+    ):  # fmt: skip
+        config = {"architectures": [name], **more}
+        text = model_card(
+            config, 7_000, ["## A\n", "", "## B"], **{"is_embedding": False, **options}
+        )
+        assert shown in text and "with 7,000 parameters: 12 layers of hidden size 768" in text
+        assert text.endswith("```\n\n## A\n\n## B\n")

@@ -7,13 +7,12 @@ import threading
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from bert_cli.errors import DeviceError
 from bert_cli.optim.schedule import first_loss_scale
-from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError, UpdateResult, count
+from bert_cli.parallel.engine import StoppedBetweenMicroBatchesError, UpdateResult
 from bert_cli.train.loop import (
     SKIPPED_STEPS,
     BackgroundWriter,
@@ -135,33 +134,32 @@ class Gradients:
         self.asked.append((request.step, request.updates, request.loss_scale))
         numbers = request.first_micro_batch, request.micro_batches, request.learning_rate
         assert numbers == (4 * request.step, 4, 0.5 * request.step)
+        assert batch == {"step": request.step} and request.max_gradient_norm == 3.0
+        assert request.stop_requested()
         return UpdateResult({}, {"tokens": 6.0, "examples": 2.0}, next(self.norms), 7.0)
 
     def means(self, sums, counts):
         return {"mlm_loss": 6.0}
 
 
-def test_counts_are_of_all_micro_batches_and_of_every_sequence_of_a_pack():
-    weights = np.array([[[1, 1, 0]], [[1, 0, 0]]], np.float32)
-    mask = np.array([[[1, 1, 2, 0]], [[1, 1, 0, 0]]], np.int32)
-    columns = {"masked_lm_weights": weights, "input_mask": mask}
-    table = {"masked": "masked_lm_weights", "pairs": "absent"}
-    assert count(columns, table) == {"masked": 3.0, "pairs": 3.0, "examples": 3.0, "tokens": 5.0}
+def add_step(engine, batch, request):
+    return batch | {"step": request.step}
 
 
 def test_steps_without_a_finite_gradient_are_no_updates_and_many_in_a_row_end_the_run():
     engine = Gradients(math.inf, 1.0, *[math.nan] * SKIPPED_STEPS)
     state = State({}, {}, first_loss_scale("dynamic"))
     scale = state.loss_scale.value
-    step = Step(engine, state, lambda n: range(4 * n, 4 * n + 4), lambda n: 0.5 * n, None)
+    micro_batches, rate = lambda n: range(4 * n, 4 * n + 4), lambda n: 0.5 * n
+    step = Step(engine, state, micro_batches, rate, 3.0, lambda: True, add_step)
     rows = [step({}) for _ in range(SKIPPED_STEPS + 1)]
     assert rows[1] == {
         "mlm_loss": 6.0, "learning_rate": 0.5, "gradient_norm": 1.0, "weight_norm": 7.0, "loss_scale": scale / 2,
         "skipped": 1, "tokens": 6.0, "examples": 2.0,
     }  # fmt: skip
-    with pytest.raises(
-        DeviceError, match=rf"step {SKIPPED_STEPS + 2}: the gradient was not finite"
-    ):
+    assert SKIPPED_STEPS == 20
+    problem = r"step 22: the gradient was not finite in 20 steps in a row \(loss scale 1\);"
+    with pytest.raises(DeviceError, match=problem):
         step({})
     # The skipped steps do not count in the bias correction of those that follow.
     assert engine.asked[:4] == [

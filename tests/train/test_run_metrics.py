@@ -109,6 +109,14 @@ def test_the_pace_excludes_the_first_step_and_the_time_between_steps(clock):
     assert speed["seconds_left"] == 14.0
 
 
+def test_the_time_left_follows_the_last_20_steps(clock):
+    pace = Pace(43, lambda step: step)
+    for step in range(1, 42):
+        clock.now += 1.0 if step <= 31 else 3.0
+        speed = pace.after_step(step, 64.0, 640.0)
+    assert speed["seconds_left"] == 2 * (10 * 1.0 + 10 * 3.0) / 20
+
+
 def test_the_time_left_counts_the_micro_batches_of_each_step(clock):
     """A micro-batch takes a second; steps have 1, 1, 2 and 4."""
     micro_batches = (0, 1, 2, 4, 8)
