@@ -115,12 +115,11 @@ def find_warning(
 def warning_of(run: Run) -> str | None:
     """Return the warning for the last steps of a run's folder; None if it has none, or lacks values for the check."""
     total = run.total_steps
-    if total is None or not run.settings:
+    if total is None or None in map(run.settings.get, ("optimizer_opts", "masking")):
         return None
     compared = 2 * compared_steps(total)
     # The end of the file that is read has no more steps; parsing it takes 85 ms.
+    steps = STEPS
     if compared <= TAIL_STEPS:
         steps = compared
-    else:
-        steps = STEPS
     return find_warning(run.settings, total, run.tail(steps))

@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from bert_cli.errors import DataError
 from bert_cli.files import STATE, JSONObject, check_format, is_locked, read_json, report_failure
 from bert_cli.parse.load import leaves
@@ -29,6 +31,23 @@ from bert_cli.train.metrics import HELD_OUT, read_line
 from bert_cli.train.scores import INTERVALS
 
 Metrics = dict[str, float | None]
+AGAIN = "copy it again, or move it away"
+
+
+class _Rate(BaseModel):
+    warmup_frac: float
+
+
+class _Optimizer(BaseModel):
+    learning_rate: _Rate
+
+
+class _Groups(BaseModel):
+    """The groups of settings that are read here and by `health`."""
+
+    global_batch: JSONObject | None = None
+    masking: JSONObject | None = None
+    optimizer_opts: _Optimizer | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,7 @@ class Run:
         settings = _read_object(path)
         if settings:
             check_format(str(path), settings.pop("format", None))
+            read_json(path, _Groups, DataError, AGAIN)
         return settings
 
     @cached_property
@@ -56,7 +76,7 @@ class Run:
         """Return the command, with the task if it has several: `pretrain`, `glue mrpc`."""
         command = str(self.settings.get("command", "?"))
         if command == "glue":
-            return f"glue {self.settings['glue_task'] or ''}".rstrip()
+            return f"glue {self.settings.get('glue_task') or ''}".rstrip()
         if command == "squad" and self.settings.get("version_2"):
             return "squad 2.0"
         return command
@@ -108,7 +128,7 @@ class Run:
             # The first line assumes the duration of its step for all other steps.
             left = metrics.get("seconds_left")
             seconds = metrics.get("seconds_per_step")
-            grows = (self.settings.get("global_batch") or {}).get("start_fraction")
+            grows = self.flat_settings.get("global_batch.start_fraction")
             if left is not None and seconds and not grows:
                 return step + round(left / seconds)
         return None
@@ -243,4 +263,4 @@ def _read_object(path: Path) -> JSONObject:
     """Return a JSON object, empty if the file is absent."""
     if not path.is_file():
         return {}
-    return read_json(path, JSONObject, DataError, "copy it again, or move it away")
+    return read_json(path, JSONObject, DataError, AGAIN)

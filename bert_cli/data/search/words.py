@@ -111,6 +111,11 @@ def words_of(text: str) -> list[str]:
     return parts
 
 
+def without_letters(parts: Iterable[str]) -> list[str]:
+    """Return words without single letters: pronouns, articles, or options such as -i, which 4-grams score."""
+    return [word for word in parts if len(word) > 1 or IS_UNSPACED.match(word) or word.isdigit()]
+
+
 def all_words_of(text: str) -> list[str]:
     """Return the words of a text in order."""
     return WORD.findall(folded(text))
@@ -157,9 +162,7 @@ def parse(question: str) -> Question:
     excluded = [exactly(part["excluded"]) for part in parts if part["excluded"]]
     exact = [exactly(part["exact"]) for part in parts if part["exact"]]
     asked = words_of(OPERATOR.sub(" ", question))
-    # A single letter is often a pronoun or an article, but in manuals a rare option such as -i. 4-grams score it.
-    longer = [word for word in asked if len(word) > 1 or IS_UNSPACED.match(word) or word.isdigit()]
-    terms = dict.fromkeys([*exact, *map(in_any_form, longer or asked)])
+    terms = dict.fromkeys([*exact, *map(in_any_form, without_letters(asked) or asked)])
     return Question(text, [*filter(None, terms)], [*filter(None, excluded)])
 
 

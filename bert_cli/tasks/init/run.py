@@ -172,11 +172,9 @@ def find_start(name: str, *, needs_vocabulary: bool) -> tuple[Start, Vocabulary 
         from bert_cli.tasks.model import models  # loads TensorFlow
     source = models.find_source(name, "--from")
     path = Path(name)
-    is_here = path.exists() or (path.parent != Path() and path.parent.is_dir())
-    if is_here:
+    pieces = name
+    if path.exists() or (path.parent != Path() and path.parent.is_dir()):
         pieces = str(source.folder)
-    else:
-        pieces = name
     vocabulary = None
     try:
         vocabulary = find_of_any_case(pieces)
@@ -195,12 +193,10 @@ def measure(settings: InitSettings, facts: TextFacts, model: Start | None) -> tu
         from bert_cli.tasks.run import resolve
     kind, devices, _ = resolve.runtime(settings.engine).devices_here(Processes(()))
     machine = Machine(kind, devices, look.fastest_precision(kind), flops=math.inf)
-    name = ""
-    config = None
     if model:
         name = model.name
         config = model.config
-    if config is None:
+    else:
         (name, *_), config = recipe.new_model(facts, machine, math.inf, [])
     length, predictions = recipe.length_for(facts, model)
     flops = recipe.flops_of(config, length, predictions)

@@ -74,7 +74,8 @@ def read_facts(
     for part in parts:
         pieces += files.split_part(part, PIECE_BYTES, reading)
     # Every n-th piece, so that all parts of the text are in the sample.
-    interval = max(1, int(sum(map(files.text_bytes, parts))) // SAMPLED_BYTES)
+    whole = sum(map(files.text_bytes, parts))
+    interval = max(1, int(whole) // SAMPLED_BYTES)
     documents = []
     size = 0
     for lines in documents_of(pieces[::interval], reading):
@@ -96,7 +97,7 @@ def read_facts(
     is_estimated = interval > 1 or size > SAMPLED_BYTES
     scale = 1.0
     if is_estimated:
-        scale = sum(map(files.text_bytes, parts)) / size
+        scale = whole / size
     codes = Counter(filter(None, map(language_of, sample[:: 1 + len(sample) // LANGUAGE_SAMPLE])))
     facts = TextFacts(
         text_bytes=scale * size,

@@ -81,10 +81,8 @@ def run(settings: VerdictSettings) -> None:
         notes.append(f"fewer than {MIN_DOCUMENTS} documents show no difference; use more text")
     rows = []
     for m in measures:
-        gain = f"{m.gain:+.3f}"
-        rows.append(
-            (m.name, f"{m.start:.3f}", f"{m.trained:.3f}", gain, f"{m.gain.groups:,}", m.verdict)
-        )
+        numbers = f"{m.start:.3f}", f"{m.trained:.3f}", f"{m.gain:+.3f}", f"{m.gain.groups:,}"
+        rows.append((m.name, *numbers, m.verdict))
     heads = ("measure", "start", "trained", "gain [95 % interval]", "documents", "verdict")
     print_table(heads, rows, right=(1, 2, 4))
     print_line("\n".join([*notes, f"{first.verdict}: gain {first.gain:+.3f}, {first.name}"]))
@@ -138,10 +136,9 @@ def _of_masked_lm(out: Path) -> Iterator[Measure]:
     markup = (article.read_text(encoding="utf-8") for article in articles)
     samples = ["\n".join(to_lines(text, site_of(b""))) for text in markup]
     texts = {"your text": _texts(out, "test"), "other text (English articles)": samples}
+    seen = []
     if start is None:
         texts = {"your text (start: frequencies of tokens)": texts["your text"]}
-    seen = []
-    if not start:
         seen = _texts(out, "train")
     for what, of_kind in texts.items():
         after = bits_per_byte(trained, of_kind, config["max_seq_length"])

@@ -40,9 +40,7 @@ def check_devices(report: Report, settings: DoctorSettings | DoctorRunSettings) 
     if devices is None:
         return None
     kind, number, memory = devices
-    names = []
-    if kind != "CPU":
-        names = resolve.runtime(engine).device_names()
+    names = resolve.runtime(engine).device_names()
     values = {"kind": kind, "devices": number, "memory": memory, "names": names}
     if kind != "CPU":
         text = f"{count(number, kind)} of {format_bytes(memory)}: {', '.join(sorted(set(names)))}"

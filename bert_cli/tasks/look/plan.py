@@ -5,16 +5,14 @@ Only arithmetic on the settings and the shape of a local model, so that a laptop
 """
 
 import json
-from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import PlanRunSettings
 from bert_cli.config.training import TrainSettings, short
-from bert_cli.errors import CheckpointError, ConfigError
+from bert_cli.errors import ConfigError
 from bert_cli.planning import layout
-from bert_cli.planning.memory import Estimate, estimate, stages_of
+from bert_cli.planning.memory import estimate, stages_of
 from bert_cli.planning.plan import describe, make_plan
 from bert_cli.processes import print_line, print_table
 from bert_cli.settings.settings import parse_bytes
@@ -40,9 +38,8 @@ def run(settings: PlanRunSettings) -> None:
     source = None
     path = settings.pretrained_ckpt_path
     # A model that is not here, or has no checkpoint yet, does not prevent a plan of the settings.
-    with suppress(CheckpointError):
-        if path is not None and Path(path).is_dir():
-            source = find_source(path)
+    if path is not None and any(Path(path).rglob("*config.json")):
+        source = find_source(path)
     order: TrainSettings = with_shape_of(settings, source)
     if isinstance(order, PretrainSettings):
         order = with_rows_for_records(order, source)
@@ -87,9 +84,14 @@ def _print_layout(order: TrainSettings) -> None:
     length = "a run"
     if epochs is not None:
         length = f"{epochs:g} {'epoch' if epochs == 1 else 'epochs'} of the records"
-    length = f"  {length} in steps of {count(batch.examples, 'example')}"
-    if isinstance(order, PretrainSettings) and order.total_num_train_samples is not None:
-        length = describe(make_plan(order, None))
+    what = "example"
+    full = ""
+    if order.sequences > 1:
+        what = "pack"
+        full = "\n  with full packs; emptier ones need more steps"
+    length = f"  {length} in steps of {count(batch.examples, what)}"
+    if order.total_num_train_samples is not None:
+        length = describe(make_plan(order, None, order.sequences)) + full
     stages, mapping = stages_of(order)
     model = order.bert_config
     print_line(
@@ -99,10 +101,8 @@ def _print_layout(order: TrainSettings) -> None:
     )
     rows = []
     # Devices of `tensor` are equal, so the first stands for all.
-    for device, exact in enumerate(estimate(order)[: max(mapping) + 1]):
-        # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
-        terms = Estimate(**{name: round(size, -5) for name, size in asdict(exact).items()})
-        cells = [f"{getattr(terms, name) / 1e6:,.1f}" for name in (*TERMS, "total")]
+    for device, terms in enumerate(estimate(order)[: max(mapping) + 1]):
+        cells = [f"{round(getattr(terms, name), -5) / 1e6:,.1f}" for name in (*TERMS, "total")]
         rows.append((str(device), *cells, layout.blocks_on(stages, mapping, device)))
     print_table(("device", *TERMS, "total", "stages"), rows, right=range(1, len(TERMS) + 2))
     print_line("\nin MB (10^6 bytes)")

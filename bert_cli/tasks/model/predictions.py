@@ -128,9 +128,8 @@ class TextClassification(Predictor):
             row: Row = {"scores": list(map(exact, scores))}
             if names is not None:
                 best = int(np.argmax(values))
-                is_sure = values[best] >= (self.settings.none_below or 0.0)
                 label = NONE
-                if is_sure:
+                if values[best] >= (self.settings.none_below or 0.0):
                     label = names[best]
                 row = {"label": label, "probability": exact(values[best])}
                 if several:
@@ -214,12 +213,15 @@ class QuestionAnswering(Predictor):
             pieces = begin + np.flatnonzero(logits[begin:end, 0] == entry["start_logit"])
             offsets = windows.offsets[pieces, 0].tolist()
             at = next((n for n in offsets if text and question.context[n:].startswith(text)), None)
-            row: Row = {"answer": text, "probability": entry["probability"], "start": at}
-            row["end"] = None
+            row: Row = {
+                "answer": text,
+                "probability": entry["probability"],
+                "start": at,
+                "end": None,
+            }
             if at is not None:
                 row["end"] = at + len(text)
-            is_cut = len(query.ids) > query_length
-            rows.append(row_of(item, row, is_cut))
+            rows.append(row_of(item, row, len(query.ids) > query_length))
             begin = end
         return rows
 

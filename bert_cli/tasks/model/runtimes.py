@@ -90,10 +90,9 @@ def open_without_engine(
         is_few = texts <= FEW
     if is_few:
         return open_numpy(source, task) or open_graph(source, task)
-    has_engine = importlib.util.find_spec("tensorflow") is not None
     # NumPy is slow for many texts: it answers only where no engine can.
     opened = open_graph(source, task)
-    if opened or has_engine:
+    if opened or importlib.util.find_spec("tensorflow"):
         return opened
     return open_numpy(source, task)
 

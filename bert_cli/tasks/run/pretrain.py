@@ -41,8 +41,7 @@ def run(settings: PretrainSettings) -> None:
                 examples = f"{job.stream.fingerprint} {samples['mlm_loss'].examples.digest}"
                 baselines = kept_baselines(job.task, job.folder, examples)
                 saved = job.folder / checkpoint_name(built.state.step)
-                model = Result(samples, checkpoint=saved)
-                warning = compare([model], baselines, "mlm_loss")
+                warning = compare([Result(samples, checkpoint=saved)], baselines, "mlm_loss")
                 if warning:
                     print_error(warning)
     if not finished and settings.exit_code_when_stopped:

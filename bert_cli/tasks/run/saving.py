@@ -106,9 +106,8 @@ def _check_same_kind(job: Job, group: ProcessGroup) -> None:
     if group.world_size == 1:
         return
     engine = job.order.engine
-    accelerators = [] if job.mesh.kind == "CPU" else runtime(engine).device_names()
-    ours = json.dumps([socket.gethostname(), traits_of_results(engine, accelerators)])
-    ranks = list(map(json.loads, group.gather_texts(ours)))
+    ours = traits_of_results(engine, runtime(engine).device_names())
+    ranks = list(map(json.loads, group.gather_texts(json.dumps([socket.gethostname(), ours]))))
     first_host, first = ranks[0]
     for rank, (host, traits) in enumerate(ranks):
         for name in (name for name in first if traits.get(name) != first[name]):

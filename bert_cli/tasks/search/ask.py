@@ -52,11 +52,9 @@ def run(settings: SearchAskSettings) -> None:
     if not hits:
         print_line("No passage has a word or a phrase of the question.")
     for number, (hit, path) in enumerate(zip(hits, paths, strict=True), 1):
-        below = os.path.relpath(path)
-        if below.startswith(".."):
+        file = os.path.relpath(path)
+        if file.startswith(".."):
             file = path
-        else:
-            file = below
         print_line(printable(f"{number}. {hit.title} ({file}, {place_of(hit, path)})"))
         # One for one, so that the positions of the words stay.
         shown = UNPRINTABLE.sub(
@@ -79,7 +77,7 @@ def missing(index: Index, question: str) -> list[str]:
     with index.snapshot():
         lacking = []
         for word in dict.fromkeys(asked):
-            parts = words.words_of(word)
+            parts = words.without_letters(words.words_of(word))
             terms = map(words.in_any_form, parts)
             if parts and not any(map(index.lexical.frequency, terms)):
                 lacking.append(word)

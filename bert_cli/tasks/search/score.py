@@ -185,9 +185,8 @@ def choose_weight(index: Index, gains: Floats64, groups: Ints64) -> str:
         with write_index(index.path) as written, written.changing():
             written.record(weight=WEIGHTS[best])
     means = ", ".join(f"{w} {mean:.3f}" for w, mean in zip(WEIGHTS, tried, strict=True))
-    evidence = (
-        f"nDCG@10 of {count(len(choosing), 'question')} for each weight of the meaning: {means}\n"
-    )
+    asked = count(len(choosing), "question")
+    evidence = f"nDCG@10 of {asked} for each weight of the meaning: {means}\n"
     if WEIGHTS[best] == before:
         return f"{evidence}the best weight is {before}; the index has it"
     verdict = f"was not clearly better than {before} ({gain:.3f}): the weight stays {before}"

@@ -35,9 +35,8 @@ class Model:
     def _checksum(self) -> str:
         source = self._source
         stem = source.weights.name.partition(".")[0]
-        names = [f"{glob.escape(stem)}*", *FILES]
         paths: set[Path] = set()
-        for name in names:
+        for name in (f"{glob.escape(stem)}*", *FILES):
             paths.update(filter(Path.is_file, source.folder.glob(name)))
         sums = {path.name: file_crc32c(path) for path in sorted(paths)}
         defaults = read_embedding(source.folder)

@@ -50,19 +50,18 @@ def run(host: str | None, port: int, opening: Callable[[], Mapping[str, Call]]) 
         host, port = listener.getsockname()[:2]
         in_address = f"[{host}]" if ":" in host else host
         # The other addresses of this machine need the token.
-        is_private = bool(LOOPBACK.fullmatch(in_address))
-        token: str | None = None
-        if not is_private:
+        token = None
+        query = ""
+        if not LOOPBACK.fullmatch(in_address):
             token = secrets.token_urlsafe(16)
+            query = f"?token={token}"
         app = build_app(opening(), token)
-        is_every = ipaddress.ip_address(host).is_unspecified
         # A browser cannot open 0.0.0.0: the name of the machine stands for all of its addresses.
         shown = in_address
-        if is_every:
+        if ipaddress.ip_address(host).is_unspecified:
             shown = socket.gethostname()
-        query = "" if is_private else f"?token={token}"
         print_line(f"open http://{shown}:{port}/{query} and end with Ctrl-C")
-        if not is_private:
+        if token:
             problem = "everyone on the network who has this address can use the page"
             print_error(f"warning: host ({host}): {problem}, and nothing is encrypted")
         # The addresses of requests have the token.
@@ -123,14 +122,12 @@ def build_app(calls: Mapping[str, Call], token: str | None) -> Starlette:
 
         return answer
 
-    ways = []
-    for name in calls:
-        ways.append((name, "GET" if name in READ else "POST"))
+    routes = [Route("/", lambda request: HTMLResponse(page))]
+    for name, call in calls.items():
+        way = "GET" if name in READ else "POST"
+        routes.append(Route(f"/api/{name}", endpoint(call), methods=[way]))
     return Starlette(
-        routes=[
-            Route("/", lambda request: HTMLResponse(page)),
-            *(Route(f"/api/{name}", endpoint(calls[name]), methods=[way]) for name, way in ways),
-        ],
+        routes=routes,
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=check)],
         exception_handlers={HTTPException: lambda _, e: refused(e.status_code, e.detail)},
     )

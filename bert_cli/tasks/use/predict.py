@@ -68,8 +68,10 @@ def run(settings: PredictSettings) -> None:
     check_number_of_texts(source, task, inputs)
     predictor = build(prediction, len(inputs))
     what = f"{task} with {source.folder} ({source.architecture})"
-    runtime = predictor.model.runtime
-    runtime = runtime or f"{settings.engine} on one {opened.one_device()}, {settings.precision}"
+    runtime = (
+        predictor.model.runtime
+        or f"{settings.engine} on one {opened.one_device()}, {settings.precision}"
+    )
     print_error(f"{what} by {runtime}; {count(len(inputs), 'input')}")
     taken = answered[-1].taken if answered else ()
     names = (*predictor.empty_answer(), opened.TRUNCATED)
@@ -94,9 +96,8 @@ def run(settings: PredictSettings) -> None:
 def rows_of(predictor: Predictor, inputs: Sequence[Input]) -> Iterator[Row]:
     """Yield the rows of inputs, which are answered many at a time."""
     task_class = type(predictor)
-    filled = [item for item in inputs if not is_empty(item, task_class)]
     if task_class.COMPARES:
-        yield from predictor.answer(filled)
+        yield from predictor.answer([item for item in inputs if not is_empty(item, task_class)])
         return
     at_once = predictor.settings.batch_size * BATCHES_AT_ONCE
     for begin in range(0, len(inputs), at_once):
@@ -107,8 +108,7 @@ def rows_of(predictor: Predictor, inputs: Sequence[Input]) -> Iterator[Row]:
         if texts:
             rows = iter(predictor.answer(texts))
         for item in group:  # a row without a text has the task's keys without values
-            is_blank = is_empty(item, task_class)
-            if is_blank:
+            if is_empty(item, task_class):
                 yield opened.row_of(item, predictor.empty_answer(), False)
             else:
                 yield next(rows)
@@ -124,12 +124,8 @@ def prepare(settings: PredictSettings) -> Prediction:
     task_class = predictors()[task]
     positions = source.config.max_position_embeddings
     # A setting of another task would be ignored silently, so it is refused.
-    all_settings: set[str] = set()
-    for of in predictors().values():
-        all_settings.update(of.SETTINGS)
-    for name in sorted(
-        (_all_fields() | all_settings) - _fields_of(task_class) - {*task_class.SETTINGS}
-    ):
+    known = _all_fields().union(*(of.SETTINGS for of in predictors().values()))
+    for name in sorted(known - _fields_of(task_class) - {*task_class.SETTINGS}):
         if name in settings.model_fields_set:
             raise ConfigError(name, f"has no effect with task {task}", "leave it out")
     length = settings.max_seq_length or 0
@@ -152,10 +148,7 @@ def prepare(settings: PredictSettings) -> Prediction:
     defaults["text_column"] = default_columns(source, settings.input, task)
     settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
     stride = settings.doc_stride
-    error = None
-    if stride is not None:
-        error = window_error(length, stride)
-    if error:
+    if stride is not None and (error := window_error(length, stride)):
         raise ConfigError("max_seq_length", *error)
     return Prediction(source, task, task_class, settings, length)
 
@@ -245,9 +238,8 @@ def _of_table(
     if columns and not len(task_class.FIELDS) <= len(columns) <= len(fields):
         problem = f"names {count(len(columns), 'column')} for task {task}"
         raise ConfigError("text_column", problem, f"name those of {listed(fields)}")
-    has_others = columns is not None or format_by_name(path) in TABLES
     column_of = {}
-    if has_others:
+    if columns is not None or format_by_name(path) in TABLES:
         column_of = dict(zip(fields, columns or fields, strict=False))
     remarks: Counter[str] = Counter()
     needed = columns or task_class.FIELDS
@@ -344,8 +336,7 @@ def input_of(
 
 def check_input(item: Input, task_class: type[Predictor]) -> None:
     """Raise DataError for an invalid input, before anything is computed; an empty line or row is valid."""
-    is_in_file = item.where.endswith(")")  # FILE (line 3)
-    if is_empty(item, task_class) and not is_in_file:
+    if is_empty(item, task_class) and not item.where.endswith(")"):  # FILE (line 3)
         raise DataError(item.where, "is empty", "write a text")
     for text in item.fields.values():
         check_text(text, item.where)
