@@ -37,6 +37,7 @@ def test_a_session_prints_what_is_stored(path, small_files, tmp_path, monkeypatc
     python = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     fixed = {
         "COLUMNS": "200",
+        "DATASETS_DIR": "/corpora",
         "HOME": str(tmp_path),
         "LC_ALL": "C.UTF-8",
         "HF_HUB_OFFLINE": "1",

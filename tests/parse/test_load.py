@@ -85,7 +85,7 @@ def test_flags_override_files_and_every_value_has_an_origin(line, config, where,
 
 def test_the_origin_of_a_group_is_the_last_file_or_flag_that_sets_a_member():
     for line, origin in (("pretrain", "c.json"), (TRIAL, "--global-batch.replicas")):
-        _, loaded = order(line, extending(global_batch={"micro_batch_size": 4}))
+        _, loaded = order(line, extending(global_batch={"grad_acc_steps_per_replica": 4}))
         assert _origin_of("global_batch", loaded.origins) == origin
 
 

@@ -47,7 +47,10 @@ def run_line(line: str, home: Path) -> str:
             open(source.strip() or "/dev/null", encoding="utf-8") as stdin,
         ):
             patch.setattr("sys.stdin", stdin)
-            code = main(shlex.split(words)[1:])
+            try:
+                code = main(shlex.split(words)[1:])
+            except SystemExit as end:  # of a help
+                code = int(end.code or 0)
         text = printed.buffer.getvalue().decode()
         if shown:
             text = in_bash(shown, text).stdout
