@@ -226,19 +226,18 @@ def difference(first: Sequence[Sample], second: Sequence[Sample]) -> Score:
         others = 1 - np.eye(groups, dtype=np.uint8)
         # Pseudovalues of the jackknife: their mean is the score without most of its bias.
         added = groups * value - (groups - 1) * of(lambda sample: _scores(sample, others))
-        columns = np.stack([sample.columns for sample in (*first, *second)])
-        changes = np.bincount(examples.groups, (columns != columns[0]).any((0, 2)))
-        # Groups without a change differ in their size alone, all the variance of a resample of them.
-        if not changes.all():
-            added[changes == 0] = added[changes == 0].mean()
         low, high = np.array(mean_bounds(added)) + value - added.mean()
-        over, by = np.split(columns, 2, axis=2)
-        # The means of ratios from 0 to 1 differ by 1 at most.
-        if first[0].rule == "ratio" and ((over >= 0) & (over <= by)).all():
+        if all(map(_is_at_most_1, systems)):
             low, high = np.clip((low, high), -1.0, 1.0)
     elif groups > 1:
         low, high = np.quantile(of(resampled), TAILS)
     return Score(value, float(low), float(high), examples.size, groups)
+
+
+def _is_at_most_1(sample: Sample) -> bool:
+    """Return whether a score is a mean of ratios from 0 to 1, so that no difference is larger than 1."""
+    over, by = np.split(sample.columns, 2, axis=1)
+    return sample.rule == "ratio" and bool(((over >= 0) & (over <= by)).all())
 
 
 def mean_bounds(values: Floats64) -> tuple[Floats64, Floats64]:
