@@ -12,7 +12,7 @@ import pytest
 
 from bert_cli import cli
 from bert_cli.cli import COMMANDS, TENSORFLOW_LEVELS, main
-from bert_cli.commands import GROUPS, Command
+from bert_cli.commands import Command
 from bert_cli.parse.options import LOG_LEVELS
 
 
@@ -32,19 +32,10 @@ sys.exit(cli.main())
     assert process.returncode == 130
 
 
-def test_help_version_and_an_unknown_command(bert, capsys):
-    for words in ([], ["--help"]):
-        text = bert(*words).out
-        titles = [line for line in text.splitlines() if line.endswith(":")][:-1]
-        assert titles == [f"{title}:" for title in GROUPS.values()]
-        assert text.split(titles[0])[1].split()[0] == "init"
-        assert all(f"  {name.split()[0]} " in text for name in COMMANDS)
-        assert "(plan pretrain|squad|glue|ner|classify|embed" in text
+def test_every_command_has_a_help_and_the_version_names_packages(bert, capsys):
+    assert bert().out == bert("--help").out
     text = bert("--version").out
     assert text.startswith("bert ") and "\npython 3." in text and "tensorflow 2.21" in text
-    assert "did you mean 'pretrain'?" in bert("pre-train", code=2).err
-    known = "bert search (mak): is no command; use one of make, "
-    assert known in bert("search", "mak", code=2).err
     for name in COMMANDS:
         with pytest.raises(SystemExit) as end:
             main([*name.split(), "--help"])
@@ -71,19 +62,6 @@ def test_a_missing_file_or_column_of_a_training_is_found_before_tensorflow_is_lo
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "set()\n", done.stderr
     assert "no.csv: no such file" in done.stderr and "has no column 'text'" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "forward"),
-    [
-        ("pretrain", "bert init TEXT OUT` or --config pretrain_tiny_128_phase1"),
-        ("classify", "bert init TEXT OUT --for labels` or --config FILE"),
-    ],
-)
-def test_a_training_command_without_arguments_ends_with_two_ways_forward(command, forward, bert):
-    *_, last = bert(command, code=2).err.splitlines()
-    assert last.replace("`, or with ", "` or ").endswith(forward)
-    assert "start with" not in bert(command, "--seed", "1", code=2).err
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if COMMANDS[name].module])

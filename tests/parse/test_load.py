@@ -100,36 +100,11 @@ def test_a_list_given_as_a_flag_replaces_that_of_the_file_and_null_unsets_it():
     assert order(f"pretrain {flag} null", config)[0].parallel.pipeline_stages is None
 
 
-def test_all_mistakes_are_reported_at_once_with_origin_and_nearest_name():
-    bad = {"global_batch": {"micro_batch_size": 0, "acumulation": 3}, "precison": "float16"}
-    bad |= {"replicas": 4, "optimizer_opts": {**SMALL["optimizer_opts"], "name": "LAMP"}}
-    text = refusal("pretrain --no-compile-only", SMALL | bad | {"compile": "all"})
-    assert len(text.splitlines()) == 6
-    for message in (
-        "compile (c.json): got 'all'",  # not by --compile-only, which begins alike
-        "did you mean 'global_batch.replicas'?",
-        "precison (c.json): no such name; did you mean 'precision'?",
-        "global_batch.acumulation (c.json): no such name",
-        "global_batch.micro_batch_size (c.json): got 0",
-        "optimizer_opts.name (c.json): got 'LAMP'",
-    ):
-        assert message in text
-    text = refusal("pretrain --generated-dataset")
-    ways = "pass --max-seq-length or set it in a config (--config FILE)"
-    assert f"max_seq_length: is missing; {ways}" in text
-    needed = "--optimizer-opts.name and --optimizer-opts.learning-rate.max-learning-rate"
-    assert f"optimizer_opts: is missing; pass {needed} or set" in text
-
-
 def test_a_config_extends_a_shipped_one_by_name_or_first_one_of_its_folder():
     write("mine.json", {"extends": "pretrain_tiny_128_phase1.json", "seed": 5})
     assert read_config(Path("mine.json")).values["max_seq_length"] == 128
     write("pretrain_tiny_128_phase1.json", {"max_seq_length": 7})
     assert read_config(Path("mine.json")).values == {"max_seq_length": 7, "seed": 5}
-
-
-def test_a_suffix_alone_is_no_likeness():
-    assert "did you mean" not in refusal("pretrain --config zzz.json")
 
 
 def test_an_unset_variable_is_reported_with_every_other_mistake(monkeypatch):

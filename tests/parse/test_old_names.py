@@ -8,7 +8,6 @@ import pytest
 from support.orders import Meanings, order, refusal, rows_of, value_of
 from support.settings import RUN
 
-from bert_cli.cli import main
 from bert_cli.parse.old_names import IGNORED, RENAMES, SWITCHES
 
 ADAM = {"schedule_name": "up_down", "max_learning_rate": 2e-5, "warmup_frac": 0.1}
@@ -140,16 +139,6 @@ def test_an_old_name_sets_ours_in_a_file_and_as_a_flag(old):
     assert found.origins.get(where, flag) == flag
 
 
-def test_two_names_of_a_setting_are_rejected():
-    text = refused("pretrain", log_every_steps=3)
-    assert "global_batches_per_log: is the old name of log_every_steps, which is also set" in text
-    text = refused("pretrain --wandb-project-name p --wandb-name=n")
-    assert "also set (--wandb-project-name)" in text
-    for flags in ("--no-enable-wandb --wandb.enabled", "--no-wandb.enabled --enable-wandb"):
-        text = refused(f"pretrain {flags}")
-        assert "--enable-wandb: is the old name of --wandb.enabled, which" in text
-
-
 EXECUTIONS, STEPS = "ckpt_every_n_steps_per_execution", "global_batches_per_log"
 PRETRAIN, SQUAD, GLUE = CONFIGS.values()
 OPEN = {name: value for name, value in PRETRAIN.items() if name != STEPS}
@@ -220,9 +209,3 @@ def test_stochastic_rounding_of_the_original_needs_float16():
     assert "weights are float32" in found.no_effect[name]
     settings, found = loaded("pretrain --precision float16", **{name: True})
     assert settings.optimizer_opts.stochastic_rounding and name not in found.no_effect
-
-
-def test_a_flag_without_effect_is_reported(capsys):
-    loaded("pretrain")
-    assert main(["plan", "pretrain", "--config", "c.json", "--logging", "INFO"]) == 0
-    assert "--logging has no effect here: a run always prints its lines" in capsys.readouterr().out

@@ -31,12 +31,6 @@ def test_a_removed_key_of_a_config_is_refused_with_its_file(tmp_path, monkeypatc
     assert "older (c.json): was removed in 1.0; leave it out, too" in text
 
 
-def test_a_removed_command_is_refused_with_what_to_use(monkeypatch, capsys):
-    monkeypatch.setitem(removed.COMMANDS, "runs again", "`bert runs`")
-    assert main(["runs", "again", "now"]) == 2
-    assert capsys.readouterr().err == "bert: bert runs again: was removed in 1.0; `bert runs`\n"
-
-
 def test_the_page_of_what_was_removed_has_the_names_of_the_table():
     page = (ROOT / "docs/removed.md").read_text(encoding="utf-8")
     cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]

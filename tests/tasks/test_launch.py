@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -14,12 +13,9 @@ from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.config.tools import LaunchSettings
 from bert_cli.errors import BertError, ConfigError, DeviceError
-from bert_cli.parallel.cluster import find_processes
 from bert_cli.parallel.launcher import Process, supervise
 from bert_cli.parse.load import load
 from bert_cli.tasks import launch
-
-TINY = flags_of(TINY_RUN)
 
 
 def settings(*words: str, command: tuple[str, ...] = ("--version",)) -> LaunchSettings:
@@ -27,36 +23,10 @@ def settings(*words: str, command: tuple[str, ...] = ("--version",)) -> LaunchSe
     return loaded.model_copy(update={"command": list(command)})
 
 
-def variables(process: Process) -> dict[str, str]:
-    """The environment variables of a process, also of one that a shell's line starts."""
-    _, is_remote, line = process.words[-1].partition("exec env ")
-    pairs = (word.partition("=") for word in (shlex.split(line) if is_remote else process.words))
-    return {name: value for name, equals, value in pairs if equals}
-
-
-def test_ranks_count_host_by_host_and_hosts_get_the_named_variables():
-    environment = {"DATASETS_DIR": "/data sets", "NCCL_DEBUG": "INFO", "SECRET": "x"}
-    words = ["--processes", "2", "--hosts", "me@a,b", "--port", "4000"]
-    chosen = settings(*words, "--pass-variables", "NCCL_DEBUG")
-    processes = launch.make_processes(chosen, environment)
-    assert [process.host for process in processes] == ["me@a", "me@a", "b", "b"]
-    for rank, process in enumerate(processes):
-        names = variables(process)
-        group = find_processes(names)
-        assert (process.rank, group.rank, group.source) == (rank, rank, "TF_CONFIG")
-        assert group.workers == ("a:4000", "a:4001", "b:4000", "b:4001")
-        assert f"launcher {rank % 2} 2 " in process.words[-1]
-        assert names["DATASETS_DIR"] == "/data sets" and names["NCCL_DEBUG"] == "INFO"
-        assert names["PYTHONUNBUFFERED"] == "1" and "SECRET" not in names
-    with pytest.raises(ConfigError, match=r"pass_variables \(NCCL_DEBUG\): is not set here"):
-        launch.make_processes(chosen, {})
-    (process,) = launch.make_processes(settings("--hosts", "a"), {})
-    assert "TF_CONFIG" not in variables(process)
-
-
 def test_ports_on_this_host_are_free_and_gpus_can_be_divided():
     processes = launch.make_processes(settings("--processes", "3"), {"CUDA_VISIBLE_DEVICES": ""})
-    workers = find_processes(variables(processes[0])).workers
+    (config,) = (word for word in processes[0].words if word.startswith("TF_CONFIG="))
+    workers = json.loads(config.partition("=")[2])["cluster"]["worker"]
     assert len({*workers}) == 3 and all(worker.startswith("127.0.0.1:") for worker in workers)
     with socket.create_server(("", 0)) as used:
         port = used.getsockname()[1]
@@ -66,41 +36,11 @@ def test_ports_on_this_host_are_free_and_gpus_can_be_divided():
         launch.make_processes(settings("--processes", "2"), {"CUDA_VISIBLE_DEVICES": "0,1,2"})
 
 
-MISTAKES = [
-    (["--hosts", "me@a,you@a"], "a is named twice"),
-    (["--hosts=-oProxyCommand=x"], "is not the name of a host"),
-    (["--remote-shell", "rsh"], "has no effect without hosts"),
-    (["--port", "65535", "--processes", "2"], "leaves fewer than 2 ports"),
-    (["--", "preprocess", "a", "b"], "(preprocess): can only start pretrain"),
-    (["--", "pretrain", "--confg", "x"], "did you mean '--config'?"),
-    (["--", "pretrain", *TINY, "--cluster.workers", "a:1,b:1", "--cluster.rank", "0"], "is set by bert launch"),
-    (["--", "pretrain", *TINY, "--exit-code-when-stopped", "75"], "does not work under bert launch"),
-    (["--processes", "3", "--", "pretrain", *TINY], "cannot be divided among 3 processes"),
-    (["--", "pretrain", *TINY], "TF_CONFIG (rank 1 of 2): this process already belongs to a group"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("words", "message"), MISTAKES)
-def test_a_mistake_is_reported_once_before_anything_starts(words, message, monkeypatch, bert):
-    monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("started"))
-    if "TF_CONFIG" in message:
-        config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
-        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    out, printed = bert("launch", *words, *[] if "--" in words else ["--", "pretrain"], code=2)
-    assert message in printed and len(printed.splitlines()) == 1 and out == ""
-
-
-def test_a_dry_run_prints_every_command_and_starts_none(monkeypatch, bert):
-    monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("started"))
-    words = ["launch", "--dry-run", "--processes", "2", "--hosts", "a,b"]
-    replicas = ["--global-batch.replicas", "4"]
-    command = ["--", "pretrain", *TINY, *replicas, "--wandb.name", "it's -- mine"]
-    printed = bert(*words, *command).out
-    assert "on the interfaces of these hosts' addresses without authentication" in printed
-    lines = [line for line in printed.splitlines() if line.startswith("[")]
-    assert [line[:9] for line in lines] == ["[0] ssh a", "[1] ssh a", "[2] ssh b", "[3] ssh b"]
-    (remote,) = shlex.split(lines[0])[3:]
-    assert shlex.split(remote)[-1] == "it's -- mine"
+def test_a_process_of_a_group_starts_no_group(monkeypatch, bert):
+    config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    printed = bert("launch", "--dry-run", "--", "pretrain", *flags_of(TINY_RUN), code=2).err
+    assert "TF_CONFIG (rank 1 of 2): this process already belongs to a group" in printed
 
 
 @pytest.fixture

@@ -7,28 +7,18 @@ import signal
 
 import pytest
 from support.made_documents import (
-    SPACES,
     lines,
-    made_docx,
-    made_epub,
-    made_odt,
     made_pdf,
-    paragraph,
 )
 
-from bert_cli.cli import main
 from bert_cli.data.io import conversion, files, inputs
-from bert_cli.data.io.documents import marked_lines, recognise_lines
+from bert_cli.data.io.documents import recognise_lines
 from bert_cli.data.search.passages import documents_of, page_of, pages_of, passages_of
 from bert_cli.errors import DataError
 
 pytest.importorskip("pypdfium2")
 pytest.importorskip("lxml")
 READING = files.Reading(documents="files", line_breaks="auto")
-STYLES = (
-    '<w:style w:styleId="berschrift2"><w:name w:val="heading 2"/></w:style>'
-    '<w:style w:styleId="Deep"><w:name w:val="heading 8"/></w:style>'
-)
 
 
 def read(path, data):
@@ -128,46 +118,6 @@ def test_a_title_that_a_program_wrote_is_none_and_the_text_has_no_front_matter(
     assert found == title
 
 
-def test_a_file_of_word_has_headings_rows_and_notes_and_no_deleted_text(tmp_path):
-    table = "".join(f"<w:tc>{paragraph(text)}</w:tc>" for text in ("Name", "Value"))
-    body = (
-        paragraph("Sails", "berschrift2")
-        + paragraph("Mast", "Deep")
-        + "<w:p><w:r><w:t>A</w:t><w:ptab/><w:t>sail</w:t><w:noBreakHyphen/><w:t>cloth.</w:t><w:cr/></w:r>"
-        + "<w:del><w:r><w:delText>Gone.</w:delText></w:r></w:del>"
-        + "<w:r><w:instrText>PAGEREF 7</w:instrText></w:r></w:p>"
-        + f"<w:tbl><w:tr>{table}</w:tr></w:tbl>"
-        + f"<mc:AlternateContent><mc:Fallback>{paragraph('Twice.')}</mc:Fallback></mc:AlternateContent>"
-    )
-    notes = f"<w:footnotes {SPACES}><w:footnote>{paragraph('A note.')}</w:footnote></w:footnotes>"
-    ends = f"<w:endnotes {SPACES}><w:endnote>{paragraph('The end.')}</w:endnote></w:endnotes>"
-    core = f"<core {SPACES}><dc:title>Sailing: a guide</dc:title></core>"
-    others = {"word/footnotes.xml": notes, "word/endnotes.xml": ends, "docProps/core.xml": core}
-    data = made_docx(body, STYLES, others)
-    title, text = read(tmp_path / "a.docx", data)
-    assert title == "Sailing: a guide"
-    assert text[:4] == ["## Sails", "###### Mast", "A sail-cloth.", "Name\tValue"]
-    assert text[4:] == ["A note.", "The end."]
-
-
-def test_an_opendocument_text_has_headings_and_no_comments(tmp_path):
-    body = (
-        '<text:h text:outline-level="3">Sails</text:h><text:p>A<text:s/>big<text:line-break/>sail.'
-        "<text:note><text:note-body><text:p>A note.</text:p></text:note-body></text:note>It is."
-        "<office:annotation><text:p>Check this.</text:p></office:annotation></text:p>"
-        "<text:tracked-changes><text:p>Gone.</text:p></text:tracked-changes>"
-    )
-    title, text = read(tmp_path / "a.odt", made_odt(body))
-    assert title == "Sails" and text == ["### Sails", "A big", "sail.It is.", "A note."]
-
-
-def test_a_book_is_read_in_the_order_of_its_spine(tmp_path):
-    order = ["b", "the c", "a"]  # a blank is %20 in the list of files
-    chapters = {n: f"<html><body><h1>{n}</h1><p>It is.</p></body></html>" for n in sorted(order)}
-    title, text = read(tmp_path / "a.epub", made_epub(chapters, order, "The Sea"))
-    assert title == "The Sea" and text[::2] == ["# b", "# the c", "# a"]
-
-
 PAGE = """<!DOCTYPE html><html><head><title>On sails</title><style>p {}</style></head><body>
 <nav>Home</nav><div role="navigation">Next</div><script>alert(1)</script><h2><button>Sails</button></h2>
 <h3>Mast<button>Copy</button></h3>
@@ -261,43 +211,8 @@ def test_without_the_extra_a_document_is_named_with_the_line_that_installs_it(
     assert "a.pdf: is a PDF, which needs the extra 'documents'; pip install " in message
 
 
-def test_what_is_no_text_is_left_out_of_a_folder_and_strict_stops(tmp_path, capsys):
-    folder = tmp_path / "mixed"
-    folder.mkdir()
-    (folder / "a.pdf").write_bytes(made_pdf([lines("Sails", words(1))]))
-    (folder / "b.pdf").write_bytes(made_pdf([[]]))
-    (folder / "c.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    (folder / "d").write_bytes(b"\x7fELF\x02")
-    (folder / "e.txt").write_bytes("Das Café.\n".encode("latin-1"))
-    (folder / "e").symlink_to("/proc/self/mem")
-    (folder / "f.md").write_text("---\ntitle: Masts\n---\n\n---\n\n# A mast\n\nIt is tall.\n")
-    values = "preprocess", folder, tmp_path / "out", READING, ()
-    parts, _ = inputs.open_text(*values, strict=False)
-    assert [part.path.name for part in parts] == ["a.pdf", "f.md"]
-    assert [line for kind, line in marked_lines(parts[1], READING) if kind == "document"] == [
-        "Masts"
-    ]
-    err = capsys.readouterr().err.splitlines()
-    assert err[0] == "preprocess: warning: left out 5 files that cannot be read as text:"
-    assert "e.txt (line 1): byte 0xE9 is not UTF-8" in err[1] and len(err) == 5
-    assert "b.pdf: is a PDF that has no text on its pages (1)" in err[2]
-    assert err[4] == "  and 2 more: 2 without a suffix"
-    with pytest.raises(DataError, match=r"b\.pdf"):
-        inputs.open_text(*values, strict=True)
-    left_out = inputs.LeftOut("preprocess", [folder], strict=False)
-    inputs.recognise_each([folder / "e"], READING, left_out)
-    assert "cannot be read (Input/output error)" in str(left_out.problems[folder / "e"])
-
-
-def test_steps_read_documents_as_sentences_without_marks_of_headings(tmp_path):
-    folder = tmp_path / "mixed"
-    folder.mkdir()
-    (folder / "a.html").write_text(PAGE)
-    (folder / "b.html").write_bytes(b"<!DOCTYPE html>")
-    out = str(tmp_path / "out")
-    assert main(["preprocess", str(folder), out, "--processes", "1"]) == 0
-    text = (tmp_path / "out/text_00000.txt").read_text()
-    assert text.startswith("Sails\nMast\nA big sail & a rope.\n")
-    assert main(["preprocess", str(folder), f"{out}2", "--strict"]) == 3
-    assert main(["vocab", str(folder), f"{out}3", "--size", "100"]) == 0
-    assert "##" in (tmp_path / "out3/vocab.txt").read_text()
+def test_a_file_of_a_folder_that_cannot_be_read_is_left_out_with_the_reason(tmp_path):
+    (tmp_path / "e").symlink_to("/proc/self/mem")
+    left_out = inputs.LeftOut("preprocess", [tmp_path], strict=False)
+    assert inputs.recognise_each([tmp_path / "e"], READING, left_out) == {}
+    assert "cannot be read (Input/output error)" in str(left_out.problems[tmp_path / "e"])

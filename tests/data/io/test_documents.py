@@ -223,26 +223,6 @@ def test_folders_files_and_patterns_are_inputs(tmp_path):
         inputs.find_files(tmp_path, {}, strict=True)
 
 
-def test_empty_files_are_counted_and_an_input_without_text_is_rejected(tmp_path):
-    (tmp_path / "a").touch()
-    (tmp_path / "b.gz").write_bytes(gzip.compress(b""))
-    with pytest.raises(DataError, match=r"input \(.*\): has no file with text; use"):
-        inputs.recognise_all(tmp_path, READING, {})
-    (tmp_path / "c").write_text("Text.")
-
-    def opened(names):
-        out = tmp_path / ".out"
-        return inputs.open_text("preprocess", tmp_path, out, READING, names, strict=True)
-
-    assert len(opened({"documents", "input"})[0]) == 1
-    with pytest.raises(ConfigError, match="--text-field: has no effect, the input is plain"):
-        opened({"text_field"})
-    (tmp_path / "d").write_text('{"text": "Text."}')
-    parts, notes = opened({"documents", "text_field"})
-    assert [part.path.name for part in parts] == ["c", "d"]
-    assert notes == [f"{tmp_path / 'a'}: is empty and left out; empty files: 2"]
-
-
 def test_a_file_without_documents_is_split_only_where_that_is_allowed(tmp_path):
     expected = write(tmp_path / "a", "plain")
     part = files.recognise(tmp_path / "a", READING)

@@ -68,22 +68,6 @@ def make(source, out, pieces, **settings):
     return out
 
 
-def test_files_of_many_documents_get_a_hint_before_the_work(tmp_path, capsys):
-    for n in range(3):
-        write(tmp_path / "in" / f"{n}.txt", documents(4, n))
-    split(tmp_path / "in", tmp_path / "out")
-    printed = capsys.readouterr()
-    assert printed.err.startswith(
-        "preprocess: warning: each of 3 files becomes about 4 documents or more"
-    )
-    assert printed.err.endswith("add --documents files\n") and "plan" in printed.out
-    split(tmp_path / "in", tmp_path / "files", documents="files")
-    assert read_manifest(tmp_path / "files")["counts"]["documents"] == 3
-    # One file of many documents is the common form of a corpus.
-    split(tmp_path / "in" / "0.txt", tmp_path / "one")
-    assert "--documents" not in capsys.readouterr().out
-
-
 def test_without_next_sentences_every_token_is_in_one_segment_and_records_say_so(tmp_path, pieces):
     expected = documents()
     source = write(tmp_path / "a", expected)
