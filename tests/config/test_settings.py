@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.orders import order
+from support.orders import order, refusal
 from support.settings import RUN
 
 from bert_cli.commands import COMMANDS
@@ -30,6 +30,11 @@ def test_a_chosen_layout_keeps_the_other_settings_of_a_measurement():
     given, _ = order("bench pretrain --config bench_tiny_128 --json x.json")
     chosen = propose(given, 1, 10**11, 1)
     assert str(chosen.json_file) == "x.json" and chosen.generated_dataset
+
+
+def test_a_path_is_utf_8():
+    text = refusal("pretrain --save-ckpt-path runs/\udcff")
+    assert "save_ckpt_path (--save-ckpt-path): 'runs/\\udcff' is not UTF-8; rename it" in text
 
 
 def test_a_manifest_records_the_marked_settings():
