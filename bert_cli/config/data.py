@@ -130,8 +130,8 @@ class SplittingSettings(Settings):
     deduplicate: Recorded[bool] = False
     """Drop documents that equal an earlier document except for white space."""
     near_duplicates: Recorded[float | None] = Field(None, gt=0.0, le=1.0)
-    """Also drop documents that share at least this fraction of five-word sequences, such as 0.8, with an earlier
-    document (needs the extra `near-duplicates`)."""
+    """Also drop documents that share about this fraction of five-word sequences, such as 0.8, or more with an earlier
+    document. The fraction is estimated, mostly within 0.04 (needs the extra `near-duplicates`)."""
 
 
 class PreprocessSettings(
