@@ -44,8 +44,8 @@ class Estimate:
 
     @property
     def total(self) -> int:
-        """Return the peak memory, of terms that are rounded to 0.1 MB, so that a table adds up."""
-        return sum(round(size, -5) for size in vars(self).values())
+        """Return the peak memory."""
+        return sum(vars(self).values())
 
 
 def weights_of(config: BertConfig) -> dict[str, int]:

@@ -31,8 +31,7 @@ def examine(settings: DoctorSettings | DoctorRunSettings, report: Report) -> Rep
     """Run all checks in order; a check that needs the result of a failed check is left out."""
     machine.check_machine(report)
     if find_spec(settings.engine) is None and not isinstance(settings, TrainSettings):
-        without = "not installed; search, predict and serve need none"
-        report.add("ok", settings.engine, without)
+        report.add("ok", settings.engine, "not installed; search, predict and serve need none")
         return report
     from bert_cli.tasks.look.examine import check_devices, check_run
     from bert_cli.tasks.run import resolve

@@ -5,7 +5,10 @@ Only arithmetic on the settings and the shape of a local model, so that a laptop
 """
 
 import json
+from dataclasses import astuple
 from pathlib import Path
+
+import numpy as np
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import PlanRunSettings
@@ -102,7 +105,9 @@ def _print_layout(order: TrainSettings) -> None:
     rows = []
     # Devices of `tensor` are equal, so the first stands for all.
     for device, terms in enumerate(estimate(order)[: max(mapping) + 1]):
-        cells = [f"{round(getattr(terms, name), -5) / 1e6:,.1f}" for name in (*TERMS, "total")]
+        # Rounded sums, so that the terms of the table add up.
+        sums = np.cumsum(astuple(terms)).round(-5)
+        cells = [f"{size / 1e6:,.1f}" for size in (*np.diff(sums, prepend=0), sums[-1])]
         rows.append((str(device), *cells, layout.blocks_on(stages, mapping, device)))
     print_table(("device", *TERMS, "total", "stages"), rows, right=range(1, len(TERMS) + 2))
     print_line("\nin MB (10^6 bytes)")

@@ -91,10 +91,9 @@ def open_without_engine(
     if is_few:
         return open_numpy(source, task) or open_graph(source, task)
     # NumPy is slow for many texts: it answers only where no engine can.
-    opened = open_graph(source, task)
-    if opened or importlib.util.find_spec("tensorflow"):
-        return opened
-    return open_numpy(source, task)
+    if importlib.util.find_spec("tensorflow"):
+        return open_graph(source, task)
+    return open_graph(source, task) or open_numpy(source, task)
 
 
 # --- NumPy

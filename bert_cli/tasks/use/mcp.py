@@ -53,10 +53,9 @@ def outcome_of(message: JSONObject, index: Index) -> JSONObject:
         return refusal(WRONG_PARAMETERS, "params: is not an object")
     match message["method"]:
         case "initialize":
-            asked = parameters.get("protocolVersion")
-            version = VERSIONS[0]
-            if asked in VERSIONS:
-                version = asked
+            version = parameters.get("protocolVersion")
+            if version not in VERSIONS:
+                version = VERSIONS[0]
             server = {"name": "bert", "version": bert_cli.__version__}
             facts: JSONObject = {"capabilities": {"tools": {}}, "serverInfo": server}
             return {"result": {"protocolVersion": version, **facts}}

@@ -160,9 +160,8 @@ def examples(index: Index) -> list[str]:
     texts = [text for text in index.sample(SAMPLE) if "?" in text or "？" in text]
     titles = index.table.execute("SELECT DISTINCT title FROM documents ORDER BY id LIMIT 1000")
     asked = dict.fromkeys(text.strip() for text in QUESTION.findall("\n".join(texts)))
-    rows = [[*asked], [title for (title,) in titles]]
     few = []
-    for row in rows:
+    for row in ([*asked], [title for (title,) in titles]):
         if row:
             few += [row[n * len(row) // 3] for n in range(3)]
     return list(dict.fromkeys(few))[:3]
