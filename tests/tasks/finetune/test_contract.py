@@ -15,6 +15,7 @@ from bert_cli.cli import main
 
 pytestmark = pytest.mark.slow
 
+HELD_OUT = "--held-out-fraction 0.2"  # few rows would be tested in folds, each a training
 # Command and data -> a change of a setting, and how the message names it. In a folder of `home`.
 TASKS = {
     "embed --train-file pairs.tsv": ("--temperature 0.2", "temperature was 0.05, is 0.2"),
@@ -22,8 +23,8 @@ TASKS = {
         "--pooling cls", "pooling was mean, is cls"
     ),
     "classify --train-file train.csv --distillation.teacher teacher --distillation.temperature 3 "
-    "--distillation.unlabelled-file dev.csv": ("--distillation.temperature 2", "temperature 3.0"),
-    "classify --train-file posts.jsonl --class-weights balanced --max-seq-length 8 --doc-stride 4": (
+    f"--distillation.unlabelled-file dev.csv {HELD_OUT}": ("--distillation.temperature 2", "temperature 3.0"),
+    f"classify --train-file posts.jsonl --class-weights balanced --max-seq-length 8 --doc-stride 4 {HELD_OUT}": (
         "--class-weights null", "class_weights was balanced, is None"
     ),
 }  # fmt: skip
@@ -50,6 +51,7 @@ def home(tmp_path_factory):
         (home / "reviews" / name).rename(home / name)
     words = ["classify", "--train-file", home / "train.csv", "--pretrained-ckpt-path"]
     words += [home / "reviews/model", "--save-ckpt-path", home / "teacher", "--num-epochs", 1]
+    words += HELD_OUT.split()
     assert main([*map(str, words), *FLAGS]) == 0
     draw = np.random.default_rng(3)
     rows = [

@@ -89,7 +89,7 @@ def test_other_rotary_positions_and_a_task_start_from_the_checkpoint(home, train
     reviews = write_reviews(home / "reviews.csv", 24)
     words = ["classify", "--pretrained-ckpt-path", trained, "--train-file", reviews]
     words += ["--save-ckpt-path", home / "classifier", "--num-epochs", 1, "--max-seq-length", 48]
-    words += ["--global-batch.micro-batch-size", 8]
+    words += ["--global-batch.micro-batch-size", 8, "--held-out-fraction", 0.2]
     assert "new weights from the seed: glue_head/classifier" in bert(*words).out
     assert main(["predict", str(home / "classifier"), "the film was good"]) == 0
     assert json.loads(capsys.readouterr().out)["label"] in ("negative", "positive")

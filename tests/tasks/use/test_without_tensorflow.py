@@ -94,7 +94,7 @@ def results(base, models):
     }
     steps["pretrain"] += ["--save-ckpt-path", base / "run", "--tensorboard-dir", base / "board"]
     steps["classify"] += ["--train-file", base / "reviews.csv", "--save-ckpt-path", base / "mine"]
-    steps["classify"] += ["--max-seq-length", 32]
+    steps["classify"] += ["--max-seq-length", 32, "--held-out-fraction", 0.2]
     steps |= {task: [*predict_words(base, models, task), *JAX] for task in TASKS}
     words = json.dumps([[str(word) for word in step] for step in steps.values()])
     command = [sys.executable, "-c", PROGRAM]
