@@ -44,7 +44,7 @@ BASE: dict[str, Any] = {
     "seed": 3,
 }
 # With `loops` equal layers run in a loop on JAX, as on TPUs. `save` and `resume` are paths.
-OPTIONS = {"kind": "Pretrain", "steps": 10, "labels": 2, "loss_scale": None, "scores": False}
+OPTIONS = {"kind": "Pretrain", "steps": 4, "labels": 2, "loss_scale": None, "scores": False}
 OPTIONS |= {"loops": False, "save": None, "resume": None}
 Arrays = dict[str, np.ndarray]
 
@@ -57,9 +57,10 @@ class Result(NamedTuple):
     weights: Arrays
     moments: Arrays
     metrics: list[dict[str, float]]
-    sums: list[dict[str, float]]
-    """Of evaluations of 8 and of 5 examples."""
+    sums: dict[str, float]
+    """Of an evaluation of 8 examples."""
     logits: list[np.ndarray]
+    """Of a prediction of 5 examples, which two replicas do not divide."""
     memory: tuple[int, int]
     """Bytes on a device: arguments and temporaries of the first program."""
 
@@ -85,13 +86,13 @@ def run(described: str) -> Result:
         stream = corpora.open_stream(settings)
         plan = plan_of(settings, stream.epoch_size, stream.sequences_per_example)
         sample = stream.first_micro_batches(len(mesh.devices))
-        held_out = [stream.rows(np.arange(100, 100 + rows)) for rows in (8, 5)]
+        eight, five = (stream.rows(np.arange(100, 100 + rows)) for rows in (8, 5))
     else:
         settings = getattr(kinds, f"{of['kind']}Settings").model_validate(of["values"])
         mesh = resolve.open_mesh(settings)
         features = finetune_steps.synthetic_examples(settings, 200, labels)
         plan, stream, sample = finetune.open_features(settings, features, mesh)
-        held_out = [features.batch(np.arange(rows), settings.max_seq_length) for rows in (8, 5)]
+        eight, five = (features.batch(np.arange(n), settings.max_seq_length) for n in (8, 5))
     with pytest.MonkeyPatch.context() as patch:
         if of["loops"]:
             from bert_cli.parallel.jax.forward import LOOPS
@@ -111,10 +112,10 @@ def run(described: str) -> Result:
             checkpoint.save(Path(of["save"]), copy_state(state), form, fixed=fixed, settings={})
     programs = list(getattr(engine, "programs", {}).values())
     memory = programs[0].memory_analysis() if programs else None
-    sums, logits = [], []
-    for rows in held_out if of["scores"] else []:
-        sums.append(engine.evaluate(rows))
-        logits += map(np.asarray, keras.tree.flatten(engine.predict(rows)))
+    sums, logits = {}, []
+    if of["scores"]:
+        sums = engine.evaluate(eight)
+        logits = [*map(np.asarray, keras.tree.flatten(engine.predict(five)))]
     last = copy_state(state)
     values = dict(last.weights), dict(last.slots)
     sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes) if memory else (0, 0)

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from support.layouts import SHALLOW, settings_of, untraced
 
+from bert_cli.parallel.engine import UpdateRequest
 from bert_cli.parallel.tensorflow import update
 
 
@@ -22,6 +23,37 @@ def test_the_replica_with_the_smallest_share_owns_the_next_weight():
     assert update.shares(sizes, 2) == [["table", "query"], ["inner", "output", "bias"]]
     assert update.shares(sizes, 1) == [["table", "inner", "output", "query", "bias"]]
     assert update.shares({"a": 1}, 3) == [["a"], [], []]
+
+
+# An update in place and one on another device assign their results differently.
+@pytest.mark.parametrize(
+    "parallel", [{}, pytest.param({"optimizer_state_offload": True}, marks=pytest.mark.slow)]
+)
+def test_compiled_updates_are_the_plain_ones(parallel, monkeypatch):
+    settings = settings_of("1x1", model=SHALLOW, parallel=parallel)
+    # Of the word table and two kernels: every compilation takes a second.
+    monkeypatch.setattr(update, "LARGE", 500)
+    values = []
+    for above in (update.UPDATES_WORTH_COMPILING, 0):
+        monkeypatch.setattr(update, "UPDATES_WORTH_COMPILING", above)
+        engine, state, *_ = untraced(settings)
+        start, draw = (
+            {name: w.numpy() for name, w in state.weights.items()},
+            np.random.default_rng(3),
+        )
+        for step in range(2):
+            for name, (gradient,) in engine.updates[0][0].accumulators.items():
+                gradient.assign(draw.normal(0, 1e-3, start[name].shape))
+            engine.apply_update(0.5, UpdateRequest(step=step, updates=step, learning_rate=0.01))
+        moved = {name: weight.numpy() - start[name] for name, weight in state.weights.items()}
+        values.append(moved | {name: slot.numpy() for name, slot in state.slots.items()})
+    plain, compiled = values
+    for name, value in plain.items():
+        assert np.linalg.norm(compiled[name] - value) <= 2e-6 * np.linalg.norm(value), name
+    differ = {
+        name.removeprefix("hid_0/") for name in plain if np.any(plain[name] != compiled[name])
+    }
+    assert differ
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
