@@ -46,7 +46,11 @@ def _rows(metrics: JSONObject) -> list[tuple[str, str, str]]:
     utilisation = f"{metrics['flops_utilisation']:.1%} of the matrix products'"
     peak = format_bytes(metrics["peak_memory_bytes"])
     rows = [
-        ("step", median, f"median of {metrics['steps']} steps; quartiles {low} and {high}"),
+        (
+            "step",
+            median,
+            f"median of {count(metrics['steps'], 'step')}; quartiles {low} and {high}",
+        ),
         ("examples/s", f"{metrics['examples_per_second']:,.1f}", "sequences, also inside packs"),
         ("tokens/s", f"{metrics['tokens_per_second']:,.0f}", "without padding"),
         (

@@ -87,8 +87,9 @@ def run(settings: InitSettings) -> None:
             config = {**chosen.config, "engine": settings.engine}
             write_json_atomically(folder / "pretrain.json", config)
         lines = "\n".join(re.sub("^bert ", f"{program()} ", line) for line in words)
-        current = shlex.quote(str(Path.cwd()))
-        script = f"#!/usr/bin/env bash\nset -euo pipefail\ncd {current}\n{lines}\n"
+        script = (
+            f"#!/usr/bin/env bash\nset -euo pipefail\ncd {shlex.quote(str(Path.cwd()))}\n{lines}\n"
+        )
         (folder / SCRIPT).write_text(script, encoding="utf-8")
         page = f"# What `bert init` chose\n\n```text\n{choice}\n```\n\n```bash\n{lines}\n```\n"
         (folder / "README.md").write_text(page, encoding="utf-8")
