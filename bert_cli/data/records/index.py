@@ -122,15 +122,11 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
     """
     paths = record_files(folder)
     before = known_checksums(folder / CORPUS)
-    (folder / CORPUS).unlink(missing_ok=True)
     files, digests = _write_offsets(folder, paths)
-    records = sum(file["records"] for file in files)
-    if not records:
-        raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
     corpus: JSONObject = {"format": FORMAT}
     corpus |= {key: description[key] for key in DESCRIPTION if key in description}
-    fingerprint = _fingerprint(corpus, files, digests)
-    corpus |= {"files": files, "records": records, "fingerprint": fingerprint}
+    corpus |= {"files": files, "records": sum(file["records"] for file in files)}
+    corpus["fingerprint"] = _fingerprint(corpus, files, digests)
     copied = [name for name in (OFFSETS, *tokenizer.FILES) if (folder / name).is_file()]
     sums = checksums(folder, [file["name"] for file in files] + copied, before)
     for file, row in zip(files, sums[: len(files)], strict=True):
@@ -156,6 +152,10 @@ def _write_offsets(folder: Path, paths: Sequence[Path]) -> tuple[list[JSONObject
             name = path.relative_to(folder).as_posix()
             files.append({"name": name, "records": len(offsets) - 1, "bytes": int(offsets[-1])})
             digests.append(hashlib.sha256(starts).hexdigest())
+        if not out.tell():
+            raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
+        # Nothing else knows what the records are.
+        (folder / CORPUS).unlink(missing_ok=True)
     return files, digests
 
 

@@ -183,7 +183,7 @@ def test_an_index_that_does_not_fit_its_file_is_not_used(tmp_path):
 # --- corpus.json
 
 
-def test_a_corpus_lists_its_files_by_name_and_every_offset(tmp_path):
+def test_a_corpus_lists_its_files_by_name_and_every_offset(tmp_path, monkeypatch):
     counts = {"b.tfrecord": 4, "a.tfrecord": 3, "sub/c.tfrecord": 5, ".partial/half.tfrecord": 2}
     for name, count in counts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -197,6 +197,11 @@ def test_a_corpus_lists_its_files_by_name_and_every_offset(tmp_path):
     offsets = np.fromfile(tmp_path / "corpus.offsets", "<u8")
     each = [read_index(path)[:-1] for path in record_files(tmp_path)]
     assert np.array_equal(offsets, np.concatenate(each))
+    # A call that is killed leaves no description of other offsets.
+    monkeypatch.setattr("bert_cli.data.records.index.checksums", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        write_corpus(tmp_path, DESCRIBED)
+    assert not (tmp_path / "corpus.json").exists()
 
 
 def test_the_fingerprint_changes_with_what_the_records_are_and_with_nothing_else(tmp_path):
@@ -236,9 +241,10 @@ def test_folders_without_records_are_rejected(tmp_path):
         index(tmp_path)
     (tmp_path / "a.tfrecord").touch()
     (tmp_path / "a.index").touch()
+    (tmp_path / "corpus.json").write_text("{}")
     with pytest.raises(DataError, match="no records"):
         write_corpus(tmp_path, DESCRIBED)
-    assert not (tmp_path / "corpus.json").exists()
+    assert (tmp_path / "corpus.json").exists()
 
 
 def test_bert_index_makes_only_what_is_absent_and_stops_at_a_corrupt_file(tmp_path, capsys):
