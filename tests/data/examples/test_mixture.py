@@ -7,7 +7,6 @@ from support.corpora import assert_equal, make_corpus
 from bert_cli.data.examples.reader import Batching, ExampleStream, quotas_of, shuffled
 from bert_cli.data.examples.source import Records
 from bert_cli.data.records.corpus import RecordFiles
-from bert_cli.errors import ConfigError, DataError
 
 S = 32
 PACKED = {"sequence_length": S, "max_sequences_per_pack": 4}
@@ -109,17 +108,3 @@ def test_the_description_counts_the_examples_of_each_corpus(home):
         assert f": {count:,} examples, " in line
     line = f"50.000% from {home / 'large'}: 4,096 examples, {4096 / 700:.3g} epochs of 700"
     assert mixed.describe(8192)[0] == line
-
-
-def test_corpora_that_do_not_fit_together_are_refused_and_both_are_named(home, tmp_path):
-    large, small = source(home / "large"), source(home / "small")
-    words = source(make_corpus(tmp_path / "words", "dynamic", [9], vocab_sha256="another"))
-    for one, other, message in (
-        (large, words, "differ in their vocabularies"),
-        (small, source(home / "large" / ".." / "small"), "hold the same records"),
-    ):
-        with pytest.raises(DataError, match=message) as caught:
-            ExampleStream([one, other], BATCHING, (1, 1))
-        assert str(one.folder) in str(caught.value) and str(other.folder) in str(caught.value)
-    with pytest.raises(ConfigError, match=r"weight 1e-09 of .*small\): is too small"):
-        mixture(home, (2**0.5, 1, 1e-9))

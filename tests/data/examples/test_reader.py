@@ -137,18 +137,6 @@ def test_every_epoch_of_packs_has_each_record_once_masked_as_if_it_were_alone(co
         assert 1 <= counts.min() <= counts.max() <= most
 
 
-def test_streams_that_the_records_do_not_allow_are_refused(corpora):
-    static, dynamic = corpora["static"], corpora["dynamic"]
-    for folder, settings, message in (
-        (dynamic, {"sequence_length": 12}, r"max_seq_length \(12\).* have 16"),
-        (static, {"max_sequences_per_pack": 2}, r"_pack \(2\): the .*`bert tokenize --masking dynamic`"),
-        (static, {"sequence_length": S + 8}, r"max_seq_length \(24\).* have 16.*`bert tokenize --sequence-length 24`"),
-        (static, {"predictions": 2}, r"max_predictions_per_seq \(2\).* have 4.*--mask-tokens 2`"),
-    ):  # fmt: skip
-        with pytest.raises(DataError, match=message):
-            open_stream(folder, **settings)
-
-
 def test_the_fingerprint_changes_with_records_and_packs(corpora):
     for kind in ("static", "dynamic"):
         stored = json.loads((corpora[kind] / "corpus.json").read_text())["fingerprint"]

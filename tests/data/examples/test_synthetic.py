@@ -8,7 +8,6 @@ from bert_cli.data.examples.reader import Batching
 from bert_cli.data.examples.synthetic import SyntheticStream
 from bert_cli.data.finetune.synthetic import synthetic_features
 from bert_cli.data.records.formats import PACKED_FIELDS
-from bert_cli.errors import ConfigError
 from bert_cli.facts import heads
 from bert_cli.facts.masking import Masking
 
@@ -41,12 +40,6 @@ def test_synthetic_packs_look_like_real_ones():
 def test_three_of_four_synthetic_examples_have_the_full_length():
     lengths = synthetic().rows(np.arange(2000))["input_mask"].sum(axis=1)
     assert (lengths == S).mean() == pytest.approx(0.75, abs=0.03) and lengths.min() >= 6
-
-
-def test_sizes_without_room_are_refused():
-    for sizes in ({"vocab_size": 7}, {"sequence_length": 7}):
-        with pytest.raises(ConfigError, match="at least 8"):
-            synthetic(**sizes)
 
 
 def test_synthetic_text_is_masked_as_the_run_says():

@@ -8,7 +8,6 @@ from support.byte_level import write_tokenizer
 
 from bert_cli.data.finetune.conll import Sentences, word_features
 from bert_cli.data.tokens.encoder import Encoder, encoder_of
-from bert_cli.data.tokens.notation import BYTE_LEVEL
 from bert_cli.data.tokens.tokenizer import (
     SPECIAL_TOKENS,
     Normalization,
@@ -17,7 +16,7 @@ from bert_cli.data.tokens.tokenizer import (
     read_vocabulary,
 )
 from bert_cli.data.tokens.vocab import find_vocabulary
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import DataError
 from bert_cli.facts.modernbert import ModernBertConfig
 
 TEXTS = [
@@ -141,47 +140,3 @@ def test_the_tokenizer_is_saved_unchanged_and_opens_in_every_transformers(folder
     (tmp_path / "tokenizer.json").write_bytes(files["tokenizer.json"] + b" ")
     with pytest.raises(DataError, match="is not the vocabulary that the records were made with"):
         read_vocabulary(tmp_path / "tokenizer.json", vocabulary.sha256)
-
-
-def in_part(part):
-    """Return a change of a part of the description: a regular expression before what it has."""
-    kind = {"normalizer": {"type": "Replace", "content": "a"}}
-    split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    entry = {**kind.get(part, split), "pattern": {"Regex": "(a+)+$"}}
-    return lambda old: {part: {"type": "Sequence", part + "s": [entry, old[part]]}}
-
-
-def with_piece(old):
-    return {"model": {**old["model"], "vocab": old["model"]["vocab"] | {"zzz": 2**31}}}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": {"type": "WordLevel"}}, r"\(model.type WordLevel\): is none of WordPiece, byte-"),
-        ({"pre_tokenizer": None}, r"\(model.type BPE\): is none of WordPiece, byte-level BPE and"),
-        ({"model": {"type": "BPE", "vocab": 3}}, r"tokenizer.json: cannot be read"),
-        ({"added_tokens": []}, r"lacks \[PAD\] \[UNK\] \[CLS\] \[SEP\] \[MASK\]; use a model"),
-        # Its time has no bound.
-        (in_part("normalizer"), r"\('\(a\+\)\+\$'\): is a regular expression"),
-        (in_part("pre_tokenizer"), r"\('\(a\+\)\+\$'\): is a regular expression"),
-        (with_piece, "id 2147483648 of 'zzz'"),
-    ],
-)  # fmt: skip
-def test_a_tokenizer_that_cannot_be_used_is_refused_by_name(folder, tmp_path, change, message):
-    description = json.loads((folder / "tokenizer.json").read_text())
-    change = change(description) if callable(change) else change
-    (tmp_path / "tokenizer.json").write_text(json.dumps(description | change))
-    for read in (read_tokenizer, lambda name: find_vocabulary(str(name), cased=False)):
-        with pytest.raises(DataError, match=message):
-            read(tmp_path)
-
-
-def test_its_file_has_one_name_and_no_case(folder, tmp_path):
-    renamed = tmp_path / "pieces.json"
-    renamed.write_bytes((folder / "tokenizer.json").read_bytes())
-    with pytest.raises(DataError, match="byte-level BPE, whose file is always"):
-        read_vocabulary(renamed)
-    with pytest.raises(ConfigError, match="has no effect on byte-level BPE; leave out --cased"):
-        find_vocabulary(str(folder), cased=True)
-    assert find_vocabulary(str(folder), cased=False).notation is BYTE_LEVEL
