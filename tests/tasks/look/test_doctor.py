@@ -8,7 +8,7 @@ import pytest
 import tensorflow  # noqa: F401 (before conftest.py cuts the CPU into devices)
 from support import corpora as made
 from support.corpora import PIECES, WORDS, make_corpus
-from support.tiny_models import TINY_RUN, flags_of, write_base, write_questions
+from support.tiny_models import TINY_RUN, flags_of
 
 from bert_cli.cli import main
 from bert_cli.commands import COMMANDS
@@ -228,99 +228,6 @@ def test_all_findings_are_printed_and_written_and_the_first_error_decides(
     assert main(["doctor", "--json", "-"]) == 0
     names = {one["what"] for one in json.loads(capsys.readouterr().out)["findings"]}
     assert {"python", "devices"} <= names and not {"plan", "layout"} & names
-
-
-TASKS = {
-    "classify --train-file train.csv": {"examples": "train: 40 examples", "plan": "4 steps of 32"},
-    "classify --train-file train.csv --no-do-training --pretrained-ckpt-path labels": {"model": "from labels"},
-    "classify --train-file train.csv --distillation.teacher labels --distillation.unlabelled-file dev.csv": {
-        "teacher": "learns from the outputs of labels", "plan": "8 steps of 32"
-    },
-    "ner --train-file words.conll --validation-file words.conll": {"examples": "validation: 2 sentences, 3 words"},
-    "squad --train-file squad.json --validation-file squad.json --doc-stride 8 --max-query-length 8": {
-        "examples": "validation_file: 6 questions in"
-    },
-    "glue --glue-task sst2 --dataset-dir .": {"examples": "validation: 2 examples"},
-    "embed --train-file texts.txt --distillation.teacher model --no-do-validation": {
-        "teacher": "learns the vectors of model", "plan": "1 step of 32"
-    },
-    "ner --generated-dataset --bert-config.vocab-size 60": {"examples": "synthetic examples"},
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, a classifier, and a small file for each task."""
-    home = write_base(tmp_path_factory.mktemp("tasks"), train=40, dev=41)
-    write_questions(home / "squad.json", 6, 1)
-    (home / "words.conll").write_text("good B-PER\nfilm O\n\nplot O\n")
-    (home / "texts.txt").write_text("good film\nbad plot\n")
-    (home / "SST-2").mkdir()
-    for name in ("train", "dev"):
-        (home / f"SST-2/{name}.tsv").write_text("sentence\tlabel\ngood film\t1\nbad plot\t0\n")
-    words = (
-        "classify --train-file train.csv --validation-file dev.csv --num-epochs 1 --cache-dir null"
-    )
-    flags = ["--pretrained-ckpt-path", "model", "--save-ckpt-path", "labels"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        assert main([*words.split(), *flags]) == 0
-    return home
-
-
-@pytest.mark.parametrize("line", TASKS)
-def test_a_run_of_each_task_is_checked_up_to_its_plan_and_writes_nothing(
-    line, home, monkeypatch, bert, tmp_path
-):
-    monkeypatch.chdir(home)
-    files = sorted(home.rglob("*"))
-    words = (
-        f"{line} --max-seq-length 32 --save-ckpt-path new --cache-dir {tmp_path / 'cache'} --json -"
-    )
-    if "--pretrained-ckpt-path" not in words and "--generated" not in words:
-        words += " --pretrained-ckpt-path model"
-    if "--no-do-training" in words:
-        words += " --validation-file dev.csv"
-    found = json.loads(bert("doctor", *words.split()).out)
-    assert found["errors"] == 0
-    for name, text in TASKS[line].items():
-        assert any(one["what"] == name and text in one["found"] for one in found["findings"]), name
-    is_trained = "--no-do-training" not in words
-    names = {one["what"] for one in found["findings"]}
-    assert is_trained == ("disk" in names) == ("plan" in names)
-    assert sorted(home.rglob("*")) == files and not (tmp_path / "cache").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "error", "found"),
-    [
-        ("", None, "the last step is done (labels/step_00000002); nothing to do"),
-        (
-            "--seed 7",
-            CheckpointError,
-            "labels/step_00000002: belongs to a run with other settings: seed was 1984, is 7",
-        ),
-    ],
-)
-def test_a_run_that_would_not_continue_its_folder_is_found(
-    flags, error, found, home, monkeypatch, bert
-):
-    monkeypatch.chdir(home)
-    words = (
-        "classify --train-file train.csv --validation-file dev.csv --num-epochs 1 --cache-dir null"
-    )
-    words += f" --pretrained-ckpt-path model --save-ckpt-path labels {flags}"
-    code = error.exit_code if error else 0
-    assert found in bert("doctor", *words.split(), code=code).out
-    ended = bert(*words.split(), code=code)
-    assert (found if error else "nothing to do") in ended.out + ended.err
-
-
-def test_the_size_of_a_run_is_unknown_without_its_model(home, monkeypatch, bert):
-    monkeypatch.chdir(home)
-    words = "classify --train-file train.csv --save-ckpt-path new --pretrained-ckpt-path ./none"
-    printed = bert("doctor", *words.split(), code=CheckpointError.exit_code)
-    assert "no such folder" in printed.out and "memory of a run" not in printed.out
 
 
 def test_a_tensorflow_that_cannot_be_imported_is_a_finding(tmp_path, monkeypatch):

@@ -437,12 +437,6 @@ def test_the_exported_table_has_all_passages(manuals):
     assert [row["vector"] for row in rows] == vectors.tolist()
 
 
-def test_search_alone_lists_its_commands(capsys):
-    with pytest.raises(SystemExit):
-        main(["search"])
-    assert "bert search ask manuals.index" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 @pytest.mark.tensorflow
 def test_the_sqlite_of_tensorflow_searches_too(manuals):

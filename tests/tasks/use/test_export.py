@@ -299,17 +299,6 @@ def test_an_export_knows_the_columns_and_the_temperature_of_its_run(form, models
     assert answers[1]["probability"] == pytest.approx(answers[0]["probability"], abs=CLOSE)
 
 
-@pytest.mark.parametrize("form", ["onnx --precision int8", "static --dimensions 8"])
-def test_a_table_without_the_column_to_compare_on_is_not_sent_to_a_flag_of_predict(
-    form, models, tmp_path, bert
-):
-    (tmp_path / "new.csv").write_text("ID,Comment\n7,the cat\n")
-    words = ["--format", *form.split(), "--compare-on", tmp_path / "new.csv"]
-    said = bert("export", models["bare"], tmp_path / "out", *words, code=3).err
-    remedy = "only 'ID', 'Comment'; name the columns in the first line, or rename one\n"
-    assert said.endswith(remedy)
-
-
 # --- int8
 
 

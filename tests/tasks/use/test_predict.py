@@ -544,14 +544,6 @@ def test_any_model_embeds_as_transformers_encoder_does(models, capsys, monkeypat
         np.testing.assert_allclose(first["embedding"], vector, atol=CLOSE)
 
 
-def test_vectors_of_a_model_that_fills_masks_come_with_a_warning(models, capsys):
-    for name, is_warned in (("masked", True), ("pretraining", True), ("bare", False)):
-        words = ["predict", str(models[name]), "the cat", "--task", "embed"]
-        assert main(words) == 0
-        warning = "hardly differ; train it with `bert embed` first"
-        assert (warning in capsys.readouterr().err) == is_warned
-
-
 # --- inputs and settings
 
 
