@@ -193,11 +193,19 @@ def test_a_writer_keeps_its_partial_file_beside_another_and_a_killed_one_is_remo
     assert (path / "one" if path.is_dir() else path).read_text() == "theirs"
 
 
-def test_a_folder_that_is_not_empty_is_refused_before_and_after_it_is_filled(tmp_path):
+def test_a_folder_that_is_not_empty_is_refused_before_and_after_it_is_filled(tmp_path, monkeypatch):
     out = tmp_path / "out"
     check_new_folder(out)
-    with atomic_folder(out) as folder:
-        (folder / "file").touch()
+    forced: list[str] = []
+    record = lambda paths: forced.extend(f"{path.name} {out.exists()}" for path in paths)  # noqa: E731
+    with monkeypatch.context() as patch, atomic_folder(out) as folder:
+        patch.setattr(files, "fsync_paths", record)
+        (folder / "in").mkdir()
+        (folder / "in/file").touch()
+    # All is on the disk before the rename, which is forced, too.
+    names = ["in", "file", folder.name]
+    assert forced == [*(f"{name} False" for name in names), f"{tmp_path.name} True"]
+    (out / "file").touch()
     for place in (out, out / "file"):
         with pytest.raises(ConfigError, match="is not an empty folder; use a new one"):
             check_new_folder(place)

@@ -191,6 +191,10 @@ def test_few_groups_have_no_interval_and_mistakes_are_errors():
         assert f"{interval(alone):.3f}" == "0.500 [no interval]"
         assert "groups" not in describe({"accuracy": interval(alone)})
         assert interval(alone).bounds["low"] is None
+        assert np.isnan(Score.of(0.5, interval(alone).bounds).high)
+    nothing = Score(np.nan, 0.1, 0.2, 3, 2)
+    assert [*nothing.as_json.values()] == [None, 0.1, 0.2, 3, 2]
+    assert Score.of(0.3, nothing.bounds) == (0.3, 0.1, 0.2, 3, 2)
     with pytest.raises(ValueError, match="0 examples"):
         mean_of([])
     with pytest.raises(ValueError, match="2 examples of 1 groups"):

@@ -17,7 +17,9 @@ from bert_cli.data.io import files
 from bert_cli.data.io.documents import marked_lines, recognise_lines
 from bert_cli.data.io.wrapping import (
     Joiner,
+    common_length,
     ends_within_sentences,
+    fill,
     has_two_columns,
     margins_of,
     wrapped_width,
@@ -313,6 +315,9 @@ def test_lines_of_a_proportional_font_have_no_margin():
             lines.append(word)
     text = "\n".join(lines)
     assert not margins_of(text) and wrapped_width(text)
+    # Of lengths from nine tenths on; a line that was joined of two has its last row counted, with the next word.
+    assert common_length([10, 10, 9, 8, 20, 18]) == 10 and common_length([20, 18, 10]) == 20
+    assert fill("x" * 40, "four five", 50) == 0.9 and fill("x" * 90, "four five", 50) == 0.9
 
 
 def test_hyphens_of_options_and_names_stay():

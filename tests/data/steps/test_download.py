@@ -149,11 +149,17 @@ def test_a_busy_server_is_asked_again_and_a_broken_connection_resumed(server, tm
     ranges = [headers.get("Range") for headers in server.dump_requests]
     assert ranges == [None, None, None, f"bytes={HALF}-", f"bytes={HALF + 1000}-"]
     assert read_manifest(tmp_path)["bytes_in_this_run"] == len(BODY)
-    assert capsys.readouterr().err.count("trying again") == 4
+    printed = capsys.readouterr()
+    assert "1 file, about 524.3 kB to write (524.3 kB are there), " in printed.out
+    waits = [line for line in printed.err.splitlines() if "again" in line]
+    host = server.address.removeprefix("http://")
+    for number, (line, error) in enumerate(zip(waits, ("503", "429", ".*", ".*"), strict=True), 1):
+        ending = rf"trying again in 0 s \({number} of 4\)"
+        assert re.fullmatch(f"download: {host}: .*{error}; {ending}", line)
 
 
 def test_what_was_received_before_too_many_hang_ups_is_kept_and_a_complete_part_verified(
-    server, tmp_path
+    server, tmp_path, monkeypatch
 ):
     server.hang_up_after = [1000] * 5
     with pytest.raises(DataError, match="5 times in a row"):
@@ -165,6 +171,11 @@ def test_what_was_received_before_too_many_hang_ups_is_kept_and_a_complete_part_
         fetch(server, tmp_path)
         assert_fetched(tmp_path)
         assert read_manifest(tmp_path)["bytes_in_this_run"] == missing
+    monkeypatch.setattr(download, "PROGRESS_BYTES", 1000)  # after so many the count begins again
+    (tmp_path / NAME).unlink()
+    server.hang_up_after = [1000] * 9
+    fetch(server, tmp_path)
+    assert_fetched(tmp_path)
 
 
 def test_a_range_that_begins_elsewhere_is_not_joined(server, tmp_path):
@@ -253,5 +264,5 @@ def test_the_sample_is_copied_and_needs_no_network(tmp_path):
     run(DownloadSettings(out=tmp_path, sample=True))
     assert copy.read_bytes() == sample.read_bytes()
     assert find_files(tmp_path, read_manifest(tmp_path)) == [tmp_path / sample.name]
-    with pytest.raises(ConfigError, match="language: has no effect with --sample"):
-        run(DownloadSettings(out=tmp_path, sample=True, language="de"))
+    with pytest.raises(ConfigError, match="date: has no effect with --sample, which"):
+        run(DownloadSettings(out=tmp_path, sample=True, language="de", date="latest"))

@@ -7,13 +7,14 @@ import os
 import re
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 from support.dumps import HEADER, articles, dump, page, run, titles, tree
 
 from bert_cli import cli
 from bert_cli.data.io.inputs import find_files
-from bert_cli.data.io.manifest import read_manifest
+from bert_cli.data.io.manifest import Stats, read_manifest
 from bert_cli.data.text import extract, wikipedia
 from bert_cli.data.text.download import sample_dump
 from bert_cli.data.text.wikipedia import Dump, find_dump
@@ -303,6 +304,16 @@ def test_a_damaged_dump_ends_with_exit_code_3_and_its_text_stays_until_it_is_acc
     assert f"the text of {count:,} articles is in {out}" in capsys.readouterr().out
     assert tree(out) == text and len(find_files(out, read_manifest(out))) == len(text)
     assert read_manifest(out)["counts"]["documents"] == count
+
+
+def test_damage_in_several_places_is_counted():
+    damage = [f"a.xml {wikipedia.DAMAGED} {place}" for place in "123"]
+    counts = Stats(7, notes=("another note", *damage))
+    problem = (
+        r"\(in/a.xml\): is damaged or cut off 1, and in 2 more places; the text of 7 articles "
+    )
+    with pytest.raises(DataError, match=problem):
+        extract.check_damage(counts, Path("in/a.xml"), Path("out"), False)
 
 
 def test_a_redirect_without_its_tag_is_no_article(tmp_path):

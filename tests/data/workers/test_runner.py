@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from bert_cli.data.io import manifest
 from bert_cli.data.io.inputs import find_files
 from bert_cli.data.io.manifest import Shard, Stats, Step, make_shard, read_manifest
 from bert_cli.data.workers import runner
+from bert_cli.data.workers.pool import run_in_threads
 from bert_cli.data.workers.runner import Workers, run_shards
 from bert_cli.errors import DataError
 
@@ -67,6 +69,28 @@ def test_a_summary_has_the_counts_that_are_not_0_and_the_speed_of_this_run():
         "shout: 4 documents, 7 records, 3.0 MB in, 1.5 MB out, 0.5 MB/s, 2.0 s "
         "(2 of 4 shards were done before)"
     )
+    assert runner.summary("a", Stats(bytes_in=1), 2.04, 0) == "a: 0.0 MB in, 0.0 MB out, 2.0 s"
+
+
+def test_a_manifest_has_the_time_and_the_speed_of_its_run(tmp_path):
+    values = (Step("a", tmp_path), Stats(3, bytes_in=9), 1.23456, 5_000_000, [])
+    record = manifest.write_manifest(tmp_path / "a", *values, more=7)
+    found = [record[name] for name in ("seconds", "mb_per_second", "more", "shards")]
+    assert found == [1.235, 4.05, 7, []] and record["counts"]["bytes_in"] == 9
+
+
+def test_files_are_read_in_threads_until_one_fails():
+    read: list[int] = []
+    assert run_in_threads("read", 6, lambda number: number, [1, 2, 3], 2) == 6
+
+    def fail(number):
+        read.append(number)
+        time.sleep(0.005)
+        return 1 // number
+
+    with pytest.raises(ZeroDivisionError):
+        run_in_threads("read", 6, fail, range(300), 1)
+    assert len(read) < 300
 
 
 def with_note(inputs, output):
@@ -125,7 +149,12 @@ def test_a_folder_of_other_settings_inputs_or_steps_is_rejected(tmp_path):
     for other, name in ((shards[:3], "03"), ([both], "00")):
         with pytest.raises(DataError, match=rf"AA/{name}: was made from .* changed since; move"):
             run(other, out, language="english", mood="calm")
+    run([both], tmp_path / "two")
     shards[1].inputs[0].write_text("new text")
+    with pytest.raises(
+        DataError, match=r"made from inputs \(2 files, 00 to 01\) that have changed"
+    ):
+        run([both], tmp_path / "two")
     problem = r"AA/01: was made from inputs .*\(01\) that have changed since"
     with pytest.raises(DataError, match=problem):
         run(shards, out, language="english", mood="calm")
@@ -150,7 +179,7 @@ def test_a_run_that_fails_or_gives_nothing_leaves_no_manifest(tmp_path):
     for processes in (1, 2):
         with pytest.raises(DataError, match="is bad; fix it"):
             run(make_inputs(tmp_path), tmp_path / "out", processes, fail)
-        assert tree(tmp_path / "out") == {}
+        assert tree(tmp_path / "out") == {} and not (tmp_path / "out/.partial").exists()
     full = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(OSError, match="space"):
         run(make_inputs(tmp_path), tmp_path / "out", convert=partial(fail, error=full))
@@ -233,14 +262,23 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch, capsys
         bar.started -= 10.0
         bar.advance(20_000_000)
     assert capsys.readouterr().err == "shout: 30.0 of 40.0 MB (75 %), 2.0 MB/s\n"
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 10.0)
+    for earlier, lines in ((9.0, 0), (10.0, 1), (10.0, 1)):
+        bar.printed = time.monotonic() - earlier
+        bar.advance(1)
+        bar.advance(1)
+        assert len(capsys.readouterr().err.splitlines()) == lines
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "110")
     with progress.Progress("shout", 4_000_000) as bar:
+        bar.started -= 100.0
         bar.advance(1_000_000)
         bar.live.refresh()
         assert "shout: 1.0 of 4.0 MB (25 %), " in sys.stderr.getvalue()
-        assert " left" in sys.stderr.getvalue()
+        assert "5 min 00 s left" in sys.stderr.getvalue()
+    monkeypatch.setenv("TERM", "dumb")
+    assert not progress.Progress("shout", 4_000_000).shown
 
 
 def test_the_plan_counts_what_is_left_and_rejects_a_full_disk(tmp_path, capsys, monkeypatch):
