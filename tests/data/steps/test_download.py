@@ -176,6 +176,10 @@ def test_what_was_received_before_too_many_hang_ups_is_kept_and_a_complete_part_
     server.hang_up_after = [1000] * 9
     fetch(server, tmp_path)
     assert_fetched(tmp_path)
+    (tmp_path / NAME).unlink()
+    server.hang_up_after = [1000, *[0] * 5]  # and not without any more
+    with pytest.raises(DataError, match="5 times in a row"):
+        fetch(server, tmp_path)
 
 
 def test_a_range_that_begins_elsewhere_is_not_joined(server, tmp_path):
