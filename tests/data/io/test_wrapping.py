@@ -322,6 +322,7 @@ def test_lines_of_a_proportional_font_have_no_margin():
 
 def test_hyphens_of_options_and_names_stay():
     text = "The latitude of a non‐existent XftColor is re‐\nturned by the keeper."
+    assert Joiner("", (40,))._join("the UNI-", "TED") == "the UNI-TED"
     join = Joiner(text, (40,))._join
     assert join("it is re‐", "turned") == "it is returned"
     assert join("oil the lan‐", "tern") == "oil the lantern"
