@@ -280,7 +280,7 @@ NO_TEXT = [
 TEXT = [
     *NO_TEXT,
     *((recognised, "packed", gzip.compress(data), words) for _, _, data, words in NO_TEXT),
-    (recognised, "a.bin", b"\x01\x02" + bytes(2000), "is not UTF-8 text"),
+    (recognised, "a.bin", b"One.\0Two.\0Three.\0Four.\n", "is not UTF-8 text"),
     (recognised, "a.mac", b"One.\rTwo.\r\rThree.\r", r"carriage returns alone.* tr '\\r'"),
     (recognised, "a.txt.gz", b"Plain text.\n", "has a name for gzip, but"),
     (recognised, "a.pdf", b"junk\n%PDF-1.7\n", "is a PDF that is damaged"),

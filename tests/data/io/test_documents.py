@@ -196,7 +196,7 @@ def test_without_a_package_the_error_names_the_extra(tmp_path, monkeypatch):
 
 
 def test_folders_files_and_patterns_are_inputs(tmp_path):
-    names = ["b.txt", "a.txt", "deep/c.txt", "d.md", "odd[1].md"]
+    names = ["b.txt", "a.txt", "deep/c.txt", "d.md", "odd[1].md", "odd[2]/e.md"]
     hidden = [".hidden", ".git/c.txt", "deep/.ipynb_checkpoints/c.txt", "deep/.c.txt"]
     for name in (*names, *hidden):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -207,7 +207,8 @@ def test_folders_files_and_patterns_are_inputs(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).symlink_to(tmp_path / "a.txt")
     for pattern, found in (
-        ("", "a.txt b.txt d.md deep/c.txt odd[1].md"),
+        ("", "a.txt b.txt d.md deep/c.txt odd[1].md odd[2]/e.md"),
+        ("odd[2]", "odd[2]/e.md"),
         ("b.txt", "b.txt"),
         ("*.txt", "a.txt b.txt"),
         ("**/*.txt", "a.txt b.txt deep/c.txt"),
@@ -240,6 +241,8 @@ def test_a_file_without_documents_is_split_only_where_that_is_allowed(tmp_path):
     parts = files.split_part(long, 1000, READING, anywhere=True)
     assert 20 <= len(parts) <= 24
     assert lines_of(read(parts)) == read([long])[0]
+    bundles = files.bundle([replace(long, size=size) for size in (4, 6, 1, 20, 3)], 10)
+    assert [[part.size for part in group] for group in bundles] == [[4, 6], [1], [20], [3]]
 
 
 def test_byte_order_marks_nulls_and_carriage_returns_are_no_text(tmp_path):
