@@ -9,7 +9,7 @@ from support.settings import RUN
 
 from bert_cli.config.shipped import named_configs
 from bert_cli.errors import ConfigError
-from bert_cli.parse.load import _origin_of, changed, describe, read_config
+from bert_cli.parse.load import _origin_of, changed, read_config
 from bert_cli.planning.layout import parameters, propose, stages_of
 from bert_cli.planning.plan import make_plan
 
@@ -56,31 +56,6 @@ def test_a_variable_that_is_not_set_is_free_where_no_records_are_opened():
 
 
 TRIAL = "pretrain --global-batch.replicas 4 --dry-run"
-INIT = "init text out --from model --for search --dry-run"
-
-
-@pytest.mark.parametrize(
-    ("line", "config", "where", "ending"),
-    [
-        (TRIAL, SMALL, "global_batch.replicas", "4  (--global-batch.replicas)"),
-        (TRIAL, SMALL, "global_batch.micro_batch_size", "2  (c.json)"),
-        (TRIAL, SMALL, "seed", "1984  (default)"),
-        (INIT, None, "input", '"text"  (argument)'),
-        (
-            "preprocess a b --executor dask --scheduler tcp://me:key@host:80",
-            None,
-            "scheduler",
-            '"tcp://***@host:80"  (--scheduler)',
-        ),
-        # Flags with another name than their setting.
-        (INIT, None, "from", '"model"  (--from)'),
-        (INIT, None, "for", '"search"  (--for)'),
-        (INIT, None, "hours", "8.0  (default)"),
-    ],
-)
-def test_flags_override_files_and_every_value_has_an_origin(line, config, where, ending):
-    lines = {row.split()[0]: row for row in describe(*order(line, config)).splitlines()}
-    assert lines[where].endswith(ending)
 
 
 def test_the_origin_of_a_group_is_the_last_file_or_flag_that_sets_a_member():

@@ -13,7 +13,7 @@ from support.made_documents import (
 
 from bert_cli.data.io import conversion, files, inputs
 from bert_cli.data.io.documents import recognise_lines
-from bert_cli.data.search.passages import documents_of, page_of, pages_of, passages_of
+from bert_cli.data.search.passages import documents_of
 from bert_cli.errors import DataError
 
 pytest.importorskip("pypdfium2")
@@ -38,37 +38,6 @@ def problem_of(path, data):
 def words(number, count=9):
     name = "".join("abcdefghij"[int(digit)] for digit in str(number))
     return "A " + " ".join(f"{name}{'klmnopqrstuv'[n]}word" for n in range(count))
-
-
-def test_a_pdf_is_joined_lines_without_running_heads_that_know_their_pages(tmp_path):
-    pages = [
-        lines(
-            "The Manual",
-            *(words(20 * page + n) for n in range(15)),
-            f"the end of {'abc'[page - 1]} has a broken exam-",
-            str(page),
-        )
-        for page in range(1, 4)
-    ]
-    pages[1][1] = (1, (60, f"ple that goes on. {words(7, 6)}"))
-    path = tmp_path / "manual.pdf"
-    title, text = read(path, made_pdf(pages, "How to sail"))
-    assert title == "How to sail"
-    joined = "\n".join(text)
-    assert joined.count("The Manual") == 1 and "\n2\n" not in joined and "\f" not in joined
-    assert "the end of a has a broken example that goes on." in joined
-    (part,) = recognise_lines([files.recognise(path, READING)], READING)
-    (document,) = documents_of(part, READING)
-    passages = passages_of(document.lines, lambda line: line.split(". "))
-    shown = "\n".join(document.lines)
-    for page, word in ((1, "cakword"), (2, "ecmword"), (3, "hdkword")):
-        start = shown.index(word)
-        alone = passages[0]._replace(start=start, stop=start + len(word))
-        assert pages_of(document, alone) == [page], word
-    whole = passages[0]._replace(start=0, stop=len(shown))
-    assert pages_of(document, whole) == [1, *document.pages]
-    assert page_of([1, *document.pages], [(shown.index("ecmword"), 0)]) == 2
-    assert page_of([1, *document.pages], []) == 1
 
 
 def test_ligatures_of_old_fonts_of_tex_are_letters(tmp_path):

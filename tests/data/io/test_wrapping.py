@@ -26,7 +26,6 @@ from bert_cli.data.io.wrapping import (
 )
 from bert_cli.data.steps.preprocess import run
 from bert_cli.data.text import preprocess
-from bert_cli.errors import ConfigError, DataError
 
 ARTICLES = sorted((ROOT / "data/sample/articles").glob("*.wiki"))
 PARAGRAPHS = [
@@ -169,15 +168,6 @@ def test_a_sentence_goes_on_over_a_page_break_without_its_number_and_title(head,
     starts = sum(page[0][0].islower() for page in pages[1:])
     assert starts > 3
     assert len(lines) <= len(pages) - starts
-
-
-def test_line_breaks_are_no_setting_of_extracted_articles(tmp_path):
-    (tmp_path / "wiki").write_text('<doc id="1" url="" title="A">\nA\n\nText.\n</doc>\n')
-    with pytest.raises(ConfigError, match=r"--line-breaks: has no effect, .* is wikiextractor"):
-        sentences(tmp_path / "wiki", tmp_path / "out", line_breaks="join")
-    (tmp_path / "short").write_text("It was a wet and\nwindy day. He\nleft.\n")
-    joined = sentences(tmp_path / "short", tmp_path / "a", line_breaks="join")
-    assert joined == ["It was a wet and windy day.", "He left."]
 
 
 MANUAL = Path(__file__).with_name("lamp.8").read_text()
@@ -331,10 +321,3 @@ def test_hyphens_of_options_and_names_stay():
     assert join("an Xft‐", "Color") == "an XftColor"
     assert join("the LD_PRE‐", "LOAD") == "the LD_PRELOAD"
     assert join("is non‐", "existent") == "is non‐existent"
-
-
-def test_a_folder_whose_lines_were_joined_is_not_continued_with_other_settings(tmp_path):
-    (tmp_path / "in").write_text("\n\n".join(textwrap.fill(text, 72) for text in PARAGRAPHS[:20]))
-    sentences(tmp_path / "in", tmp_path / "out")
-    with pytest.raises(DataError, match=r"made with other settings .*line_breaks was 'auto', now"):
-        sentences(tmp_path / "in", tmp_path / "out", line_breaks="keep")

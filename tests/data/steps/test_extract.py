@@ -18,7 +18,7 @@ from bert_cli.data.io.manifest import Stats, read_manifest
 from bert_cli.data.text import extract, wikipedia
 from bert_cli.data.text.download import sample_dump
 from bert_cli.data.text.wikipedia import Dump, find_dump
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import DataError
 
 CUT = "is damaged or cut off (no </mediawiki>): pages may be missing after the last of"
 DUMPS = {
@@ -110,14 +110,10 @@ def test_the_titles_of_a_dump_without_ns_decide_their_namespaces(tmp_path, sitei
     assert titles(tmp_path / "packed") == kept
 
 
-def test_pages_of_another_model_are_left_out_counted_and_named(tmp_path, capsys):
+def test_a_dump_of_pages_of_another_model_is_refused(tmp_path):
     item = revisions(5, "Q5", ("2010", '{"a": 1}'), model="<model>wikibase-item</model>")
     with pytest.raises(DataError, match=r"left out 1 pages whose model is wikibase-item, not wiki"):
         run(dump(tmp_path / "items.xml", item), tmp_path / "none")
-    both = dump(tmp_path / "both.xml", item + revisions(6, "A", ("2010", "Text.")))
-    assert run(both, tmp_path / "out")["counts"]["pages_of_other_models"] == 1
-    assert titles(tmp_path / "out") == ["A"]
-    assert "AA/wiki_00: left out 1 pages whose model is wikibase-item" in capsys.readouterr().out
 
 
 def test_a_page_that_cannot_be_converted_is_left_out_counted_and_named(tmp_path, capsys):
@@ -335,20 +331,6 @@ def test_the_time_to_split_is_linear_in_the_length_of_a_page(tmp_path):
         assert len(list(Dump(source).pages())) == 1
         seconds.append(time.process_time() - started)
     assert seconds[1] < 64 * seconds[0] + 0.2  # 16 times; what is quadratic takes 256
-
-
-def test_templates_of_ones_own_are_filled_and_recorded(tmp_path):
-    source = dump(tmp_path / "dump.xml", page(1, "A", "B {{Mon_modèle|1|c=d}} {{nowrap|e}} f."))
-    file, out = tmp_path / "rules.json", tmp_path / "out"
-    file.write_text('{"mon modèle": "{x|c} ({1})", "nowrap": ""}', encoding="utf-8")
-    run(source, out, 2, templates=file)
-    assert "B d (1) f." in tree(out)["AA/wiki_00"]
-    run(source, out, templates=file)
-    problem = r"other settings \(templates was '[0-9a-f]{8}', now the default\)"
-    with pytest.raises(DataError, match=problem):
-        run(source, out)
-    with pytest.raises(ConfigError, match=r"templates \(.*rules.json\): has no effect on another"):
-        run(source, tmp_path / "with", templates=file, **{"with": "cat"})
 
 
 def test_output_files_are_a_hundred_to_a_folder():

@@ -11,7 +11,7 @@ from bert_cli.data.io.manifest import read_manifest
 from bert_cli.data.steps.preprocess import run as preprocess_text
 from bert_cli.data.text import preprocess
 from bert_cli.data.text.preprocess import keep_abbreviations
-from bert_cli.errors import ConfigError, DataError
+from bert_cli.errors import DataError
 
 
 def doc(title, *lines, number=1):
@@ -186,15 +186,6 @@ def test_a_file_whose_name_is_not_utf8_is_refused_before_the_work(tmp_path):
         with pytest.raises(DataError, match=r"b\\udcff.txt': has a name that is not UTF-8; rename"):
             run(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_sentencex_splits_and_needs_a_language_that_it_knows(tmp_path):
-    (tmp_path / "in.txt").write_text("Dr. Smith came. He left.\n\nAnother one. Here.\n")
-    manifest = run(tmp_path / "in.txt", tmp_path / "out", sentence_splitter="sentencex")
-    assert written(tmp_path / "out") == "Dr. Smith came.\nHe left.\n\nAnother one.\nHere.\n"
-    assert "sentencex" in manifest["versions"]
-    with pytest.raises(ConfigError, match="use the ISO 639 code"):
-        run(tmp_path / "in.txt", tmp_path / "b", sentence_splitter="sentencex", language="klingon")
 
 
 def test_the_splitter_is_sentencex_also_where_the_data_of_punkt_are_installed(
