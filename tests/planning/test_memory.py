@@ -1,4 +1,4 @@
-"""The estimate of memory: a table of measured bytes, and a table of ratios of estimates.
+"""The estimate of memory against measured bytes and against the compiler; transcripts have the parts of many layouts.
 
 TensorFlow: the bytes that the traced forward function of a block passes to its backward function, without weights,
 their copies and the block's output. JAX: XLA's analysis of the compiled step. The last commit with the programs that
@@ -15,8 +15,6 @@ import pytest
 from support.settings import RUN
 
 from bert_cli.commands import COMMANDS
-from bert_cli.config.embed import EmbedSettings
-from bert_cli.config.finetune import ClassifySettings
 from bert_cli.config.parallel import Parallel
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.training import GlobalBatch
@@ -26,8 +24,7 @@ from bert_cli.planning import memory
 from bert_cli.planning.layout import fullest
 from bert_cli.planning.memory import estimate, saved_by_layer
 
-# The settings of a row have no groups. `kind` is their class, pre-training without it; `device` is the device that is
-# read, without it the fullest.
+# The settings of a row have no groups.
 KINDS = {"bert_config": ModernBertConfig, "parallel": Parallel, "global_batch": GlobalBatch}
 GROUPS = {name: group for group, kind in KINDS.items() for name in kind.model_fields}
 SMALL = {
@@ -35,14 +32,8 @@ SMALL = {
     "max_position_embeddings": 128, "max_seq_length": 128, "micro_batch_size": 4, "grad_acc_steps_per_replica": 8,
 }  # fmt: skip
 TF = SMALL | {"optimizer_opts": RUN["optimizer_opts"], "max_predictions_per_seq": 20}
-MIXED, HALF = (TF | {"precision": name} for name in ("mixed_bfloat16", "float16"))
 GROUPBERT = {"architecture": "groupbert"}
 MODERN = {"architecture": "modernbert", "global_attn_every_n_layers": 1}
-PIPE = TF | {
-    "pipeline_stages": [["emb"], ["hid*2"], ["hid*2"], ["enc_out", "pool", "heads"]],
-    "pipeline_device_mapping": [0, 1, 2, 0],
-}  # fmt: skip
-FIRST, SECOND, THIRD = (PIPE | {"device": number} for number in range(3))
 LAYER = {"recompute": True}
 BENCH = TF | {
     "vocab_size": 2000, "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 1024,
@@ -57,19 +48,10 @@ JAX = TF | {
     "engine": "jax", "generated_dataset": True, "total_num_train_samples": 640, "micro_batch_size": 8,
     "vocab_size": 6000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512,
 }  # fmt: skip
-DEEP = JAX | {"num_hidden_layers": 24}
 FOUR = JAX | {"replicas": 4}
 TWO = {"tensor": 2}
-SQUARE = {"tensor": [2, 2]}
 MOMENTS = {"replicated_tensor_sharding": True}
 WEIGHTS = {"shard_weights": True}
-CHUNKS = {"embedding_serialization_factor": 4}
-MASKED = {"max_predictions_per_seq": 40}
-TUNED = SMALL | {"pretrained_ckpt_path": "x", "train_file": "y.txt"}
-THREE_TEXTS = TUNED | {"kind": EmbedSettings, "train_file": "y.tsv", "text_column": ["a", "b", "c"]}
-SIMCSE = TUNED | {"kind": EmbedSettings, "objective": "simcse", "micro_batch_size": 6}
-TWELVE = TUNED | {"kind": ClassifySettings, "train_file": "y.tsv", "micro_batch_size": 12}
-
 PRECISIONS = ("float32", "mixed_bfloat16", "float16")
 # Settings, what is read, the measured bytes in the first of these precisions or in each, relative tolerance.
 MEASURED = [
@@ -91,65 +73,18 @@ MEASURED = [
     (FOUR | WEIGHTS, "total", (3691528 + 54062944,), 0.37),
 ]  # fmt: skip
 
-# Of the small model.
-ALL = 282547  # weights
-ENDS = 82611  # weights outside the layers
-TABLE = 1009 * 64  # word embeddings
-INPUT = 4 * 4 * 128 * 64  # bytes of the input of a layer for a micro-batch
-# Of what a layer saves, by hand: operands of 14 widths (the inner one is 4), LayerNorms of 4, the probabilities of 2
-# heads over 128 positions in float32, before and after dropout, and a mask; twice as much without XLA.
-LAYER_BYTES = 2 * (18 * INPUT + 4 * 128 * 2 * 128 * (4 + 4 + 1))
-ROUNDED = 4e-6  # estimates are whole bytes
-# Why, parts that are read, settings, settings that they are compared with, expected ratio, relative tolerance. Without
-# the second settings the expected are bytes. A rough ratio says which needs less, and about how much.
-RATIOS = [
-    ("weights are float32", "weights, accumulators", TF, None, 4 * ALL, 0),
-    ("LAMB has two moments", "moments", TF | {"replicas": 4}, None, 2 * 4 * ALL, 0),
-    ("replicas share moments", "moments", TF | {"replicas": 4} | MOMENTS, TF, 1 / 4, ROUNDED),
-    ("... of complete weights", "moments", TF | {"replicas": 8} | MOMENTS, None, 2 * 4 * TABLE, 0),
-    ("a single replica does not", "moments", TF | MOMENTS, TF, 1, 0),
-    ("mixed precision keeps float32", "weights, moments", MIXED, TF, 1, 0),
-    ("... and saves operands in 16 bits", "activations", MIXED, TF, 0.61, 0.01),
-    ("weights in 16 bits", "weights", HALF, TF, 1 / 2, 0),
-    ("... with moments in float32", "moments", HALF, TF, 1, 0),
-    ("... and without copies of kernels", "activations", HALF, MIXED, 0.96, 0.03),
-    ("emb and heads share a table", "weights", FIRST, None, 4 * ENDS, 0),
-    ("... with sums for each stage", "accumulators", FIRST, None, 4 * (ENDS + TABLE), 0),
-    ("2 of 8 in flight, not 3", "activations", THIRD, SECOND, 2 / 3, ROUNDED),
-    ("2 of only 2 in flight", "activations", SECOND | {"grad_acc_steps_per_replica": 2}, THIRD, 1, 0),
-    ("a layer, and 3 times 2 inputs", "activations", SECOND | LAYER, None, 2 * LAYER_BYTES + 6 * INPUT, 0),
-    ("recomputation saves memory", "total", PIPE | LAYER, PIPE, 0.4, 0.2),
-    ("4 rows of 3 texts are 12 sequences", "hid", THREE_TEXTS, TWELVE, 1, 0),
-    ("SimCSE reads each of 6 texts twice", "hid, activations", SIMCSE, THREE_TEXTS, 1, 0),
-    ("replicas share moments", "moments", FOUR | MOMENTS, FOUR, 1 / 4, ROUNDED),
-    ("... and nothing else", "weights, accumulators", FOUR | MOMENTS, FOUR, 1, 0),
-    ("... or all", "weights, accumulators, moments", FOUR | WEIGHTS, FOUR, 1 / 4, ROUNDED),
-    ("three divide no axis of 128", "weights", JAX | WEIGHTS | {"replicas": 3}, JAX, 1, 0),
-    ("tensor divides matrices", "weights", JAX | TWO, JAX, 1 / 2, ROUNDED),
-    ("... along both axes", "weights", JAX | SQUARE, JAX | TWO, 1 / 2, ROUNDED),
-    ("... and their products", "activations", JAX | TWO, JAX, 1 / 2, ROUNDED),
-    ("... on each of 4 devices", "total", JAX | SQUARE | {"device": 3}, JAX | SQUARE, 1, 0),
-    ("... and the vocabulary", "logits", JAX | TWO, JAX, 1 / 2, 0),
-    ("chunks divide logits", "logits", JAX | CHUNKS, JAX, 1 / 4, 0),
-    ("... and no weights", "weights", JAX | CHUNKS, JAX, 1, 0),
-    ("one of 24 layers at once", "activations", DEEP | LAYER, DEEP, 0.12, 0.2),
-    ("... with all weights", "weights", DEEP | LAYER, DEEP, 1, 0),
-    ("more positions are predicted", "logits", JAX | MASKED, JAX, 2, 0),
-]  # fmt: skip
-
 
 def read(what: str, settings: dict[str, Any]) -> float:
-    """Return the saved bytes of a block, or parts of the estimate of a device."""
+    """Return the saved bytes of a block, or parts of the estimate of the fullest device."""
     values: dict[str, Any] = {group: {} for group in KINDS}
     for name, value in settings.items():
         (values[GROUPS[name]] if name in GROUPS else values)[name] = value
-    device = values.pop("device", None)
-    work = validate(values.pop("kind", PretrainSettings), Loaded(values, {}))
+    work = validate(PretrainSettings, Loaded(values, {}))
     if what.removeprefix("compiled ") == "hid":
         return saved_by_layer(work)
     if what == "all devices":
         return sum(each.total for each in estimate(work))
-    chosen = fullest(work)[1] if device is None else estimate(work)[device]
+    chosen = fullest(work)[1]
     return sum(getattr(chosen, part) for part in what.split(" + "))
 
 
@@ -161,15 +96,6 @@ def test_the_estimate_is_near_the_measured_bytes(settings, what, measured, toler
     for precision, expected in zip(PRECISIONS, measured, strict=False):
         estimated = read(what, settings | {"precision": precision})
         assert estimated == pytest.approx(expected, rel=tolerance), precision
-
-
-@pytest.mark.parametrize(("why", "what", "settings", "others", "expected", "tolerance"), RATIOS)
-def test_an_estimate_is_the_expected_part_of_another(
-    why, what, settings, others, expected, tolerance
-):
-    for part in what.split(", "):
-        base = 1 if others is None else read(part, others)
-        assert read(part, settings) == pytest.approx(base * expected, rel=tolerance), part
 
 
 def test_the_threshold_is_that_of_the_engine():

@@ -89,3 +89,6 @@ def test_the_plan_describes_epochs_and_packs_scale_the_learning_rate():
     rate = {"optimizer_opts": {"learning_rate": {"reference_batch_size": 1024}}}
     scaled = plan_of(planned(num_epochs=1, **rate), 1000, 2.5)
     assert scaled.peak_learning_rate == pytest.approx(0.006 * 2.5 * 65_280 / 1024)
+    packs = describe(plan_of(small_run(num_epochs=1), 1000, 2.4))
+    assert "500 steps of 2 packs, 5 sequences (1 micro-batch of 2)" in packs
+    assert "1,000 packs, 1 epoch of 1,000" in packs
