@@ -5,7 +5,7 @@ import pytest
 from bert_cli.errors import DeviceError
 from bert_cli.parallel.cluster import Processes
 from bert_cli.parallel.devices import device_memory, gpus_of
-from bert_cli.parallel.runtime import Layout, divide_devices
+from bert_cli.parallel.runtime import Layout, Mesh, divide_devices
 
 
 def test_gpus_are_divided_evenly(tmp_path):
@@ -47,6 +47,10 @@ def test_each_replica_has_devices_of_its_own():
     processes = Processes(("a:1", "b:1"), 1)
     expected = ("CPU:0", "CPU:1"), ("CPU:2", "CPU:3")
     assert divide_devices(names, "CPU", processes, layout) == expected
+    mesh = Mesh(layout, expected, "", processes)
+    assert (mesh.replicas, mesh.first_replica) == (4, 2)
+    for name, kind in (("jax:cuda:gpu:0", "GPU"), ("/job:x/replica:0/task:0/device:CPU:3", "CPU")):
+        assert Mesh(layout, ((name,),), "", processes).kind == kind
     layout = Layout(replicas=4, tensor_shape=(2, 2))
     with pytest.raises(DeviceError, match=r"2 replicas x 4 devices.* needs 8 CPUs, but finds 7"):
         divide_devices(names[:7], "CPU", processes, layout)

@@ -42,6 +42,18 @@ def test_a_transposed_array_is_written_in_the_order_of_its_rows(tmp_path):
         np.testing.assert_array_equal(read[name], value, strict=True)
 
 
+def test_weights_that_cannot_be_read_are_named(tmp_path):
+    header = b'{"w": {"dtype": "F8_E8M0", "shape": [1], "data_offsets": [0, 1]}}'
+    path, content = tmp_path / "x", len(header).to_bytes(8, "little") + header + b"1"
+    for stored, problem in (
+        (content, "has weights of the type F8_E8M0, which NumPy"),
+        (b"", "cannot"),
+    ):
+        path.write_bytes(stored)
+        with pytest.raises(CheckpointError, match=f"{path}: {problem}"):
+            checkpoint.read_tensors(path)
+
+
 def test_every_file_is_forced_to_disk_before_the_rename_and_the_rename_after_it(
     tmp_path, monkeypatch
 ):

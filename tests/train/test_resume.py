@@ -274,7 +274,12 @@ def test_a_checkpoint_of_another_model_is_an_error(saved, fresh):
     message = failure(saved, other[1:])
     assert "tensors have another shape" in message and "tensors are missing" in message
     tensors = load_file(saved / OPTIMIZER)
-    save_file({name: tensor[..., :5].copy() for name, tensor in tensors.items()}, saved / OPTIMIZER)
+    first, *others = sorted(tensors)
+    save_file({name: tensors[name] for name in others} | {"x": tensors[first]}, saved / OPTIMIZER)
     change_state(saved, {"crc32c": {}})
+    assert f"{saved / OPTIMIZER}: lacks ['{first}'] and has ['x'] too many; " in failure(
+        saved, fresh
+    )
+    save_file({name: tensor[..., :5].copy() for name, tensor in tensors.items()}, saved / OPTIMIZER)
     message = failure(saved, fresh)
     assert "has shape" in message and str(saved) in message

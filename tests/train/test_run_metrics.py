@@ -15,6 +15,7 @@ from bert_cli.train.metrics import (
     Forecast,
     Pace,
     ProgressBar,
+    format_losses,
     format_step,
     in_words,
     jsonl_reporter,
@@ -79,6 +80,10 @@ def test_a_line_of_the_log_has_losses_speed_and_the_time_left_if_it_is_known():
     )
     shown = {name: value for name, value in METRICS.items() if name != "seconds_left"}
     assert format_step(12, 1000, shown | {"skipped": 3}).endswith(" tokens/s  3 skipped")
+    answers = {"loss": 2.1, "start_accuracy": 0.4, "end_accuracy": 0.412, "validation_loss": 1.0}
+    assert format_losses(answers) == "loss 2.1000 (start 40.0 %, end 41.2 %)"
+    two = {"a_loss": 1.0, "a_accuracy": 0.5, "b_loss": 2.0}
+    assert format_losses(two) == "a 1.0000 (50.0 %)  b 2.0000"
 
 
 def test_the_accuracy_of_a_masked_lm_is_also_a_number_of_words():

@@ -120,15 +120,16 @@ def test_a_tracker_that_hangs_delays_no_step_and_the_end_only_for_a_limited_time
 def test_wandb_runs_have_names_and_ids_of_their_own_or_of_the_sweep(
     tmp_path, wandb_runs, monkeypatch
 ):
-    for name in ("seed_1", "sweep"):
+    for name, given in (("seed_1", None), ("sweep", "mine")):
         if name == "sweep":
             monkeypatch.setenv("WANDB_RUN_ID", "s4mple1d")
         with ExitStack() as closing:
-            trackers.wandb({"wandb": WANDB}, tmp_path / name, closing)(1, {"a": 1.0})
+            settings = {"wandb": WANDB | {"name": given}}
+            trackers.wandb(settings, tmp_path / name, closing)(1, {"a": 1.0})
         run, steps = wandb_runs.pop()
         assert run.id == (tmp_path / name / "wandb_id").read_text()
         assert (run.id == "s4mple1d") == (name == "sweep")
-        assert (run.entity, run.name, run.tags) == ("team", name, ("t",))
+        assert (run.entity, run.name, run.tags) == ("team", given or name, ("t",))
         assert steps == [{"step": 1, "a": 1.0}]
 
 

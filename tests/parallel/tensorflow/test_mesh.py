@@ -1,6 +1,7 @@
 """The devices of a mesh, and what is rejected."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
@@ -48,6 +49,31 @@ def test_the_gpus_of_a_host_are_divided_among_its_processes(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(DeviceError, match=r"GPUs \(4 on .*divided evenly among 3"):
         runtime.gpus_of(Processes(("a:1", "a:2", "a:3"), 0))
+
+
+def test_the_memory_of_a_process_is_that_of_its_fullest_gpu(monkeypatch):
+    used = {"GPU:0": (5, 9), "GPU:3": (7, 8)}
+    get = lambda name: dict(zip(("current", "peak"), used[name], strict=True))  # noqa: E731
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", get)
+    start = "/job:worker/replica:0/task:2/device"
+    mesh = SimpleNamespace(devices=((f"{start}:GPU:0",), (f"{start}:GPU:3",)))
+    assert runtime.used_memory(mesh) == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("precision", "gpus", "is_off"),
+    [("float32", [], False), ("float16", ["g"], True), ("mixed_bfloat16", [], True), ("mixed_float16", ["g"], False)],
+)  # fmt: skip
+def test_the_graph_optimizer_fuses_no_product_of_16_bits_on_a_cpu(
+    precision, gpus, is_off, monkeypatch
+):
+    calls = []
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    monkeypatch.setattr(tf.config.optimizer, "set_experimental_options", calls.append)
+    monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: calls.append(1))
+    for deterministic in (False, True):
+        runtime.configure_runtime(precision, deterministic)
+    assert calls == [*[{"remapping": False}] * is_off, 1, *[{"remapping": False}] * is_off]
 
 
 def test_a_process_alone_enters_no_collective():
