@@ -8,7 +8,7 @@ import pytest
 from support.hf_models import change_weights
 from support.metrics import scores_of
 from support.runs import lines_of
-from support.tiny_models import OTHERS, TINY, TINY_RUN, flags_of, write_model, write_questions
+from support.tiny_models import OTHERS, TINY, write_model, write_questions
 
 from bert_cli.cli import main
 from bert_cli.config.finetune import GlueSettings, SquadSettings
@@ -63,15 +63,6 @@ def answered(base):
     write_questions(base / "train-v1.1.json", 120, 1)
     write_questions(base / "dev-v1.1.json", 40, 2)
     return train(base, "squad", "squad", "--dataset-dir", base, *SQUAD)
-
-
-def test_a_model_of_one_segment_refuses_questions(base, answered, tmp_path, bert):
-    changes = {"bert.embeddings.token_type_embeddings.weight": lambda weights: weights[:1]}
-    model = changed(answered, tmp_path / "one_segment", changes, type_vocab_size=1)
-    asked = ["predict", model, "--question", "who?", "--context", "the actor was good"]
-    files = ["--pretrained-ckpt-path", model, "--save-ckpt-path", tmp_path / "run", *COMMON]
-    for words in (asked, ["squad", "--dataset-dir", base, *SQUAD, *files, "--cache-dir", "null"]):
-        assert "question with its context, needs two segment types" in bert(*words, code=2).err
 
 
 @pytest.mark.parametrize(
@@ -231,25 +222,3 @@ def test_windows_are_made_again_after_a_change_of_what_they_depend_on(
     is_equal = change in ({}, {"max_answer_length": 7})
     assert len(made) == (1 if is_equal else 2)
     assert windows.question.max() == len(questions) - 1
-
-
-# --- tokens
-
-
-# --- synthetic examples
-
-SHAPE = {name: value for name, value in TINY_RUN.items() if name.startswith("bert-config")}
-
-
-def test_a_task_trains_on_synthetic_examples_without_any_file(tmp_path, bert):
-    """Without a model, a tokenizer or data, to try a machine or a layout."""
-    size = ["--global-batch.micro-batch-size", "8", "--total-num-train-samples", "20"]
-    words = ["ner", *flags_of(SHAPE), *size, "--generated-dataset"]
-    words += ["--bert-config.max-position-embeddings", "64", "--save-ckpt-path", str(tmp_path)]
-    out = bert(*words).out
-    assert "trains on synthetic examples" in out and "max_seq_length is 64" in out
-    # 20 samples are three steps of eight, rounded up.
-    assert "24 examples, 0.002 epochs of 12,000" in out
-    lines = lines_of(tmp_path / "metrics.jsonl")
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert all(0 < line["loss"] < 20 for line in lines)
