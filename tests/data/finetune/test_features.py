@@ -207,7 +207,9 @@ def test_features_are_built_once_and_then_read_from_the_cache(tmp_path, capsys):
     features.cached(folder, key, build)
     assert len(built) == 4
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"cache_dir .*: cannot be written .*--cache-dir"):
+    with pytest.raises(
+        DataError, match=r"cache_dir .*: cannot be written .*; use another --cache-dir"
+    ):
         features.cached(tmp_path / "file" / "cache", {}, build)
 
 

@@ -310,7 +310,10 @@ def test_an_open_index_does_not_mix_vectors_of_two_models(tmp_path):
             other.table.execute("DELETE FROM vectors")
             other.record(weights="another")
             other.add_vectors([1], vectors_of(VECTORS[:1]))
-        with pytest.raises(ConfigError, match="has vectors of another model since it was opened"):
+        with pytest.raises(
+            ConfigError,
+            match=r"since it was opened; open it again \(start `bert serve` again\), or ask by",
+        ):
             index.ask("coffee")
         assert [hit.score for hit in index.ask("coffee", half="words")] == before
         with other.changing():
@@ -334,6 +337,8 @@ def test_a_number_of_a_passage_is_not_used_again(tmp_path):
     assert [hit.text for hit in index.document(gone)] == TEXTS[5:]
     make(tmp_path / "index", TEXTS[:1])
     assert index.document(gone) == []
+    with pytest.raises(ConfigError, match="no longer has this passage; search again"):
+        index.ask("coffee", passage=gone)
 
 
 def test_a_sample_is_evenly_spaced_and_of_all_where_these_are_few(index):
@@ -509,5 +514,11 @@ def test_an_index_that_was_not_finished_is_checked_when_it_continues(tmp_path):
         pass
     assert open_index(path).ask('coffee "the roasted beans"') == expected
     damage("UPDATE passages SET text = 'x'")
-    with pytest.raises(DataError, match="is damaged"), write_index(path):
+    with (
+        pytest.raises(DataError, match=r"is damaged \(ok\); move it away and make it again"),
+        write_index(path),
+    ):
         pass
+    damage("DROP TABLE files")
+    with pytest.raises(DataError, match=r"written \(no such table: files\); check the disk"):
+        open_index(path).count("files")
