@@ -58,9 +58,9 @@ class Result(NamedTuple):
     moments: Arrays
     metrics: list[dict[str, float]]
     sums: dict[str, float]
-    """Of an evaluation of 8 examples."""
+    """Of an evaluation of 5 examples, which two replicas do not divide."""
     logits: list[np.ndarray]
-    """Of a prediction of 5 examples, which two replicas do not divide."""
+    """Of a prediction of the same examples."""
     memory: tuple[int, int]
     """Bytes on a device: arguments and temporaries of the first program."""
 
@@ -86,13 +86,13 @@ def run(described: str) -> Result:
         stream = corpora.open_stream(settings)
         plan = plan_of(settings, stream.epoch_size, stream.sequences_per_example)
         sample = stream.first_micro_batches(len(mesh.devices))
-        eight, five = (stream.rows(np.arange(100, 100 + rows)) for rows in (8, 5))
+        held_out = stream.rows(np.arange(100, 105))
     else:
         settings = getattr(kinds, f"{of['kind']}Settings").model_validate(of["values"])
         mesh = resolve.open_mesh(settings)
         features = finetune_steps.synthetic_examples(settings, 200, labels)
         plan, stream, sample = finetune.open_features(settings, features, mesh)
-        eight, five = (features.batch(np.arange(n), settings.max_seq_length) for n in (8, 5))
+        held_out = features.batch(np.arange(5), settings.max_seq_length)
     with pytest.MonkeyPatch.context() as patch:
         if of["loops"]:
             from bert_cli.parallel.jax.forward import LOOPS
@@ -114,8 +114,8 @@ def run(described: str) -> Result:
     memory = programs[0].memory_analysis() if programs else None
     sums, logits = {}, []
     if of["scores"]:
-        sums = engine.evaluate(eight)
-        logits = [*map(np.asarray, keras.tree.flatten(engine.predict(five)))]
+        sums = engine.evaluate(held_out)
+        logits = [*map(np.asarray, keras.tree.flatten(engine.predict(held_out)))]
     last = copy_state(state)
     values = dict(last.weights), dict(last.slots)
     sizes = (memory.argument_size_in_bytes, memory.temp_size_in_bytes) if memory else (0, 0)
