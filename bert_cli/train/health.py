@@ -115,7 +115,8 @@ def find_warning(
 def warning_of(run: Run) -> str | None:
     """Return the warning for the last steps of a run's folder; None if it has none, or lacks values for the check."""
     total = run.total_steps
-    if total is None or None in map(run.settings.get, ("optimizer_opts", "masking")):
+    groups = [run.settings.get(name) for name in ("optimizer_opts", "masking")]
+    if total is None or None in groups:
         return None
     compared = 2 * compared_steps(total)
     # The end of the file that is read has no more steps; parsing it takes 85 ms.

@@ -129,7 +129,9 @@ def extract_chunk(
             f"none of its {empty} pages has text, only templates or pages that they include, as on Wikisource"
         )
     models = chunk.other_models
-    notes += [f"left out {n} pages whose model is {m}, not {WIKITEXT}" for m, n in models.items()]
+    notes += [
+        f"left out {count(n, 'page')} whose model is {m}, not {WIKITEXT}" for m, n in models.items()
+    ]
     counts = {"pages_given": len(titles), "pages_lost": lost.total(), "pages_without_text": empty}
     counts |= {"redirects": chunk.redirects, "pages_of_other_namespaces": chunk.other_namespaces}
     if models:

@@ -147,8 +147,10 @@ def prepare(settings: PredictSettings) -> Prediction:
     explicit = settings.model_dump(exclude_unset=True, exclude_none=True)
     defaults["text_column"] = default_columns(source, settings.input, task)
     settings = changed(settings, **{n: v for n, v in defaults.items() if n not in explicit})
-    stride = settings.doc_stride
-    if stride is not None and (error := window_error(length, stride)):
+    error = None
+    if settings.doc_stride is not None:
+        error = window_error(length, settings.doc_stride)
+    if error:
         raise ConfigError("max_seq_length", *error)
     return Prediction(source, task, task_class, settings, length)
 

@@ -112,7 +112,7 @@ def test_the_titles_of_a_dump_without_ns_decide_their_namespaces(tmp_path, sitei
 
 def test_a_dump_of_pages_of_another_model_is_refused(tmp_path):
     item = revisions(5, "Q5", ("2010", '{"a": 1}'), model="<model>wikibase-item</model>")
-    with pytest.raises(DataError, match=r"left out 1 pages whose model is wikibase-item, not wiki"):
+    with pytest.raises(DataError, match=r"left out 1 page whose model is wikibase-item, not wiki"):
         run(dump(tmp_path / "items.xml", item), tmp_path / "none")
 
 
