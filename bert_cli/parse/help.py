@@ -1,6 +1,6 @@
 """The text of `bert COMMAND --help`: the options of the command, laid out by argparse.
 
-A training command has about a hundred options. Its `--help` lists the usual options, `--help-all` all options.
+A training command has some 150 options. Its `--help` lists the usual options, `--help-all` all options.
 """
 
 import argparse

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, StrictFloat
+from pydantic import BaseModel
 
 from bert_cli.errors import DataError
 from bert_cli.files import STATE, JSONObject, check_format, is_locked, read_json, report_failure
@@ -35,7 +35,7 @@ AGAIN = "copy it again, or move it away"
 
 
 class _Rate(BaseModel):
-    warmup_frac: StrictFloat
+    warmup_frac: float
 
 
 class _Optimizer(BaseModel):
@@ -63,7 +63,6 @@ class Run:
         settings = _read_object(path)
         if settings:
             check_format(str(path), settings.pop("format", None))
-            # For its errors alone, which name the setting of a wrong type.
             read_json(path, _Groups, DataError, AGAIN)
         return settings
 

@@ -137,10 +137,7 @@ def write_corpus(folder: Path, description: JSONObject) -> JSONObject:
 
 
 def _write_offsets(folder: Path, paths: Sequence[Path]) -> tuple[list[JSONObject], list[str]]:
-    """Write corpus.offsets; return name, records and bytes of each file, and the SHA-256 of its offsets.
-
-    An older corpus.json is removed: it describes other offsets.
-    """
+    """Write corpus.offsets; return name, records and bytes of each file, and the SHA-256 of its offsets."""
     files: list[JSONObject] = []
     digests: list[str] = []
     size = OFFSETS_FRACTION * size_of(folder.rglob("*.index"))
@@ -157,7 +154,7 @@ def _write_offsets(folder: Path, paths: Sequence[Path]) -> tuple[list[JSONObject
             digests.append(hashlib.sha256(starts).hexdigest())
         if not out.tell():
             raise DataError(f"folder ({folder})", "its files contain no records", "rebuild them")
-        # Only now, when all offsets are known: nothing but corpus.json says what the records are.
+        # Nothing else knows what the records are.
         (folder / CORPUS).unlink(missing_ok=True)
     return files, digests
 

@@ -50,9 +50,7 @@ class WritableIndex(Index):
         """Raise DataError for damage in an index that was not written to its end."""
         fault = self.table.execute("PRAGMA quick_check(1)").fetchone()[0]
         rows = self.table.execute("SELECT text, hash FROM passages")
-        if fault == "ok" and not all(hash_of(text) == number for text, number in rows):
-            fault = "a passage differs from its checksum"
-        if fault != "ok":
+        if fault != "ok" or not all(hash_of(text) == number for text, number in rows):
             raise DataError(str(self.path), f"is damaged ({fault})", AGAIN)
         with self.changing():
             self.table.execute("DELETE FROM postings")

@@ -182,7 +182,7 @@ def features_of_texts(
     remarks = dict(examples.remarks)
     cut = int(arrays["cut"])
     if cut:
-        remarks[f"{noun}{{s}} longer than {settings.max_seq_length} tokens, cut"] = cut
+        remarks[f"text{{s}} longer than {settings.max_seq_length} tokens, cut"] = cut
     features = Features.of(arrays)
     windows = "" if features.owner is None else f" in {count(len(features), 'window')}"
     logger.info(f"{name}: {count(len(examples), noun)}{windows}{remarks_of(remarks)}")

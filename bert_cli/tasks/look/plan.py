@@ -5,7 +5,10 @@ Only arithmetic on the settings and the shape of a local model, so that a laptop
 """
 
 import json
+from dataclasses import astuple
 from pathlib import Path
+
+import numpy as np
 
 from bert_cli.config.pretrain import PretrainSettings
 from bert_cli.config.tools import PlanRunSettings
@@ -101,10 +104,10 @@ def _print_layout(order: TrainSettings) -> None:
     )
     rows = []
     # Devices of `tensor` are equal, so the first stands for all.
-    for device, exact in enumerate(estimate(order)[: max(mapping) + 1]):
-        # Terms are rounded to 0.1 MB before they are added, so that the table adds up.
-        terms = [round(getattr(exact, name), -5) for name in TERMS]
-        cells = [f"{size / 1e6:,.1f}" for size in (*terms, sum(terms))]
+    for device, terms in enumerate(estimate(order)[: max(mapping) + 1]):
+        # Rounded sums, so that the terms of the table add up.
+        sums = np.cumsum(astuple(terms)).round(-5)
+        cells = [f"{size / 1e6:,.1f}" for size in (*np.diff(sums, prepend=0), sums[-1])]
         rows.append((str(device), *cells, layout.blocks_on(stages, mapping, device)))
     print_table(("device", *TERMS, "total", "stages"), rows, right=range(1, len(TERMS) + 2))
     print_line("\nin MB (10^6 bytes)")

@@ -73,7 +73,7 @@ def _describe(run: Run) -> JSONObject:
         if warning:
             described["warning"] = warning
     except Exception as error:  # an edited file may hold anything; the other runs are still listed
-        described |= {"state": "unreadable", "why": str(error) or type(error).__name__}
+        described |= {"state": "unreadable", "why": str(error)}
     described["written"] = None
     with suppress(OSError):
         if run.written:

@@ -268,5 +268,6 @@ def test_the_sample_is_copied_and_needs_no_network(tmp_path):
     run(DownloadSettings(out=tmp_path, sample=True))
     assert copy.read_bytes() == sample.read_bytes()
     assert find_files(tmp_path, read_manifest(tmp_path)) == [tmp_path / sample.name]
-    with pytest.raises(ConfigError, match="date: has no effect with --sample, which"):
-        run(DownloadSettings(out=tmp_path, sample=True, language="de", date="latest"))
+    for name, value in {"language": "de", "date": "latest"}.items():
+        with pytest.raises(ConfigError, match=f"{name}: has no effect with --sample, which"):
+            run(DownloadSettings(out=tmp_path, sample=True, **{name: value}))

@@ -77,9 +77,9 @@ def test_units_are_written_as_they_are_read():
 
 def test_a_file_of_templates_overrides_every_kind_of_rule():
     """The last dictionary has the names of a rule, a rule of one language, a prefix, functions, and nothing."""
-    more = {"NoWrap": "N{1}", "s": "S{1}", "lang-de": "L{1}", "convert": "C{2}"}
+    more = {"No wrap": "N{1}", "s": "S{1}", "lang-de": "L{1}", "convert": "C{2}"}
     more |= {"formatnum": "F{1}", "lc:": "l{1}{2}", "#if": "{2}", "small": "", "PAGENAME": "P"}
-    wikitext = "{{nowrap|a}} {{s|b}} {{lang-de|c}} {{convert|1|d}} {{formatnum:1}} {{lc:X|y}} "
+    wikitext = "{{no_Wrap|a}} {{s|b}} {{lang-de|c}} {{convert|1|d}} {{formatnum:1}} {{lc:X|y}} "
     wikitext += "{{#if:x|e}} {{small|f}}{{PAGENAME}} {{uc:g}}"
     assert text("fr", wikitext, **more) == ["Na Sb Lc Cd F1 lXy e P g"]
 

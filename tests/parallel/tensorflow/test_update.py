@@ -50,10 +50,7 @@ def test_compiled_updates_are_the_plain_ones(parallel, monkeypatch):
     plain, compiled = values
     for name, value in plain.items():
         assert np.linalg.norm(compiled[name] - value) <= 2e-6 * np.linalg.norm(value), name
-    differ = {
-        name.removeprefix("hid_0/") for name in plain if np.any(plain[name] != compiled[name])
-    }
-    assert differ
+    assert any(np.any(plain[name] != compiled[name]) for name in plain)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
