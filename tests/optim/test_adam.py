@@ -176,7 +176,7 @@ def test_layer_decay_falls_from_the_top_layer_to_the_embeddings():
 
 
 def test_clipping_limits_the_norm_of_the_complete_step_and_leaves_smaller_ones():
-    assert clip_factor(25.0, 1.0) == pytest.approx(0.2)
+    assert [clip_factor(25.0, 1.0), clip_factor(0.25, 0.1)] == pytest.approx([0.2, 0.2])
     assert [clip_factor(25.0, most) for most in (5.0, 100.0, math.inf)] == [1.0] * 3
     assert clip_factor(0.0, 1.0) == 1.0
 

@@ -75,6 +75,7 @@ def test_an_empty_environment_a_list_of_one_and_a_step_of_one_task_are_a_single_
 WRONG = [
     ({"TF_CONFIG": "{broken"}, "Invalid JSON"),
     ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, "is not a task of this cluster"),
+    (tf_config({"chief": ["a:1"], "worker": ["b:1"]}, "chief", 1), "is not a task of this cluster"),
     (tf_config({"worker": ["a:1"], "ps": ["b:1"]}), "cluster.ps"),
     (tf_config({"worker": ["a:1", "a:1"]}), "occurs twice"),
     (slurm(1, SLURM_DISTRIBUTION="plane"), "--distribution=block"),

@@ -116,6 +116,7 @@ def test_an_unknown_tag_leaves_its_prose_and_nothing_else(wikitext, expected):
         ("One [[A) x.\nTwo b|c]] d", "One A) x. Two b|c d"),
         # Of a conversion between the scripts of a language one variant is shown.
         ("-{zh-hans:计算机;zh-hant:電腦}-是-{巴比奇}-", "计算机是巴比奇"),
+        ("-{zh-hans:甲;zh-hant:乙}-" * 9, "甲" * 9),
         ("-{H|zh-cn:内存;zh-tw:記憶體}-一-{T|zh-hans:电脑;zh-hant:電腦}-", "一"),
         ("-{A|zh-cn:信息;zh-tw:資訊}-", "信息"),
         ("-{大寫=>zh-cn:小寫;zh-tw:x}-", "小寫"),
