@@ -18,6 +18,7 @@ from bert_cli.model.names.hf import (
     from_hf,
     hf_config,
     to_hf,
+    vocabulary_tensors,
 )
 
 TEXTS = ("pool", "glue_head")
@@ -54,6 +55,8 @@ def test_old_names_buffers_and_tied_copies_are_understood(tiny, weights):
     old["bert.embeddings.position_ids"] = np.arange(24)[None]
     old["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].copy()
     old["cls.predictions.decoder.bias"] = old.pop("cls.predictions.bias")
+    with_pieces = {name for name, value in old.items() if len(value) == tiny.vocab_size}
+    assert {name for name in old if name.endswith(vocabulary_tensors(tiny))} == with_pieces
     values, missing = from_hf(old, shapes_of(weights), tiny)
     assert missing == []
     for name, value in weights.items():
